@@ -1,0 +1,15 @@
+#![doc = include_str!("../README.md")]
+
+mod block;
+mod engine;
+mod error;
+pub mod phases;
+mod spec;
+mod tensor;
+
+pub use block::{Activation, BlockSpec, Finite, NormSpec, Parameters};
+pub use engine::Engine;
+pub use error::{Error, Result};
+pub use half::{bf16, f16};
+pub use spec::{AXES, Axis, ConvSpec, ConvSpecBuilder, Geometry, Triple};
+pub use tensor::{DType, Data, Element, MemoryFormat, Tensor};
