@@ -1,0 +1,298 @@
+//! The register-tiled inner loop, written once and compiled for each instruction set.
+//!
+//! A tile is `CO` output channels by `NV` vectors of neighbouring positions. Every step loads `NV`
+//! vectors of the input at a tap's offset (an unaligned load, no copy), broadcasts `CO` weights and
+//! does `CO * NV` multiply-adds into accumulators that stay in registers over all channels and taps.
+
+use crate::math::{Moments, Real, finish_line, moments, normalize_line, normalize_voxel};
+use volup::Activation;
+
+/// A vector type of one instruction set.
+///
+/// # Safety
+/// The methods may only be called where the instruction set is enabled; `load` and `store` touch
+/// `LANES` elements at the pointer.
+pub trait Simd {
+    /// The element.
+    type T: Real;
+    /// The vector.
+    type V: Copy;
+    /// Elements in a vector.
+    const LANES: usize;
+    unsafe fn splat(value: Self::T) -> Self::V;
+    unsafe fn load(from: *const Self::T) -> Self::V;
+    unsafe fn store(to: *mut Self::T, vector: Self::V);
+    /// `a * b + c`
+    unsafe fn mul_add(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+}
+
+/// Where a tap finds its operands.
+#[derive(Clone, Copy, Debug)]
+pub struct TapOffset {
+    /// Elements from a position in the slab to what it reads.
+    pub x: usize,
+    /// Elements from a channel's packed weights to the tap's.
+    pub w: usize,
+}
+
+/// A row of positions to accumulate: `out[co][p] = sum over channels and taps of x * w`.
+pub struct Accumulate<'a, T> {
+    /// The slab at the row's first position.
+    pub x: *const T,
+    /// Elements from one channel of the slab to the next.
+    pub x_channel: usize,
+    /// Input channels to sum over.
+    pub channels: usize,
+    /// The taps to sum over.
+    pub taps: &'a [TapOffset],
+    /// Packed weights of the first channel.
+    pub weights: *const T,
+    /// Elements from one channel's weights to the next.
+    pub w_channel: usize,
+    /// Sums, `co` rows of them.
+    pub out: *mut T,
+    /// Elements from one output channel's sums to the next.
+    pub out_channel: usize,
+    /// Positions; rounded up to whole vectors in what is read and written.
+    pub len: usize,
+    /// Output channels: 1, 2, 4 or 8, at most [`Kernels::co_block`].
+    pub co: usize,
+}
+
+/// The functions of one instruction set for one accumulator type.
+///
+/// # Safety
+/// All of them may only be called on a CPU that has the instruction set; [`Tables::of`] sees to that.
+pub struct Kernels<T> {
+    /// Elements of a vector.
+    pub lanes: usize,
+    /// Output channels of a full register tile.
+    pub co_block: usize,
+    /// Sums over channels and taps. The caller guarantees that the slab is readable at all taps of
+    /// all positions, rounded up to whole vectors, and `out` writable likewise.
+    pub accumulate: unsafe fn(&Accumulate<'_, T>),
+    /// Adds the bias and applies activations, in place.
+    pub finish: unsafe fn(&mut [T], T, [Option<Activation>; 2]),
+    /// Count, mean and sum of squared deviations of a line.
+    pub moments: unsafe fn(&[T]) -> Moments,
+    /// `post((y - mean) * scale + shift)`, in place.
+    pub normalize: unsafe fn(&mut [T], T, T, T, Option<Activation>),
+    /// The same for the channels of one voxel, each with its own mean, scale and shift.
+    pub normalize_voxel: unsafe fn(&mut [T], &[T], &[T], &[T], Option<Activation>),
+}
+
+/// Sums one register tile.
+///
+/// # Safety
+/// As [`Kernels::accumulate`], for `NV` vectors from position `start`.
+#[inline(always)]
+unsafe fn tile<S: Simd, const CO: usize, const NV: usize>(args: &Accumulate<'_, S::T>, start: usize) {
+    // SAFETY: the caller guarantees every address below; they are the ones its contract lists.
+    unsafe {
+        let mut sums = [[S::splat(S::T::ZERO); NV]; CO];
+        let mut x_channel = args.x.add(start);
+        let mut w_channel = args.weights;
+        for _ in 0..args.channels {
+            for tap in args.taps {
+                let x = x_channel.add(tap.x);
+                let w = w_channel.add(tap.w);
+                let mut row = [S::splat(S::T::ZERO); NV];
+                for (v, vector) in row.iter_mut().enumerate() {
+                    *vector = S::load(x.add(v * S::LANES));
+                }
+                for (co, sums) in sums.iter_mut().enumerate() {
+                    let weight = S::splat(*w.add(co));
+                    for (sum, &vector) in sums.iter_mut().zip(&row) {
+                        *sum = S::mul_add(vector, weight, *sum);
+                    }
+                }
+            }
+            x_channel = x_channel.add(args.x_channel);
+            w_channel = w_channel.add(args.w_channel);
+        }
+        for (co, sums) in sums.iter().enumerate() {
+            for (v, &sum) in sums.iter().enumerate() {
+                S::store(args.out.add(co * args.out_channel + start + v * S::LANES), sum);
+            }
+        }
+    }
+}
+
+/// Sums a row in tiles of `NV` vectors, then of 2 and 1.
+///
+/// # Safety
+/// As [`Kernels::accumulate`].
+#[inline(always)]
+unsafe fn row<S: Simd, const CO: usize, const NV: usize>(args: &Accumulate<'_, S::T>) {
+    let vectors = args.len.div_ceil(S::LANES);
+    let mut done = 0;
+    // SAFETY: tiles stay within the positions rounded up to whole vectors.
+    unsafe {
+        while done + NV <= vectors {
+            tile::<S, CO, NV>(args, done * S::LANES);
+            done += NV;
+        }
+        while done + 2 <= vectors {
+            tile::<S, CO, 2>(args, done * S::LANES);
+            done += 2;
+        }
+        if done < vectors {
+            tile::<S, CO, 1>(args, done * S::LANES);
+        }
+    }
+}
+
+/// An instruction set that the kernels are compiled for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Isa {
+    /// x86-64 with AVX-512 F, VL, BW and DQ.
+    Avx512,
+    /// x86-64 with AVX2 and FMA.
+    Avx2,
+    /// AArch64.
+    Neon,
+    /// Whatever the compiler's baseline is.
+    Portable,
+}
+
+impl Isa {
+    /// The instruction sets that this CPU has, the fastest first.
+    pub fn available() -> Vec<Isa> {
+        [Isa::Avx512, Isa::Avx2, Isa::Neon, Isa::Portable]
+            .into_iter()
+            .filter(|&isa| Tables::of(isa).is_some())
+            .collect()
+    }
+
+    /// The name, in lower case.
+    pub fn name(self) -> &'static str {
+        match self {
+            Isa::Avx512 => "avx512",
+            Isa::Avx2 => "avx2",
+            Isa::Neon => "neon",
+            Isa::Portable => "portable",
+        }
+    }
+}
+
+/// The kernels of one instruction set.
+#[derive(Clone, Copy)]
+pub struct Tables {
+    pub f32: &'static Kernels<f32>,
+    pub f64: &'static Kernels<f64>,
+}
+
+impl Tables {
+    /// The kernels of an instruction set, if this CPU has it: the one place that asks the CPU, which
+    /// makes calling what is in the tables sound.
+    pub fn of(isa: Isa) -> Option<Tables> {
+        match isa {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => avx512::detected().then_some(Tables { f32: &avx512::F32, f64: &avx512::F64 }),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => avx2::detected().then_some(Tables { f32: &avx2::F32, f64: &avx2::F64 }),
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => Some(Tables { f32: &neon::F32, f64: &neon::F64 }),
+            Isa::Portable => Some(Tables { f32: &portable::F32, f64: &portable::F64 }),
+            #[allow(unreachable_patterns, reason = "which patterns are left depends on the target")]
+            _ => None,
+        }
+    }
+}
+
+/// Implements [`Simd`] by intrinsics; fused multiply-add is given as an expression, its operands'
+/// order differs between instruction sets.
+macro_rules! simd {
+    ($name:ident, $t:ty, $v:ty, $lanes:literal, $splat:ident, $load:ident, $store:ident, $mul_add:expr) => {
+        struct $name;
+        impl Simd for $name {
+            type T = $t;
+            type V = $v;
+            const LANES: usize = $lanes;
+            #[inline(always)]
+            unsafe fn splat(value: $t) -> $v {
+                // SAFETY: Simd's contract is the intrinsic's.
+                unsafe { $splat(value) }
+            }
+            #[inline(always)]
+            unsafe fn load(from: *const $t) -> $v {
+                // SAFETY: Simd's contract is the intrinsic's.
+                unsafe { $load(from) }
+            }
+            #[inline(always)]
+            unsafe fn store(to: *mut $t, vector: $v) {
+                // SAFETY: Simd's contract is the intrinsic's.
+                unsafe { $store(to, vector) }
+            }
+            #[inline(always)]
+            unsafe fn mul_add(a: $v, b: $v, c: $v) -> $v {
+                let mul_add: unsafe fn($v, $v, $v) -> $v = $mul_add;
+                // SAFETY: Simd's contract is the intrinsic's.
+                unsafe { mul_add(a, b, c) }
+            }
+        }
+    };
+}
+
+/// Compiles the kernels of one instruction set for one type: `$co` is the full tile's channels, and
+/// each `(CO, NV)` pair the tile for that many channels, chosen so that accumulators, one row of
+/// vectors and one weight fit the register file.
+macro_rules! kernels {
+    ($table:ident: $t:ty, $module:ident, $simd:ty, $co:literal, [$(($tile_co:literal, $tile_nv:literal)),*],
+     $(#[$feature:meta])*) => {
+        pub(super) static $table: Kernels<$t> = Kernels {
+            lanes: <$simd as Simd>::LANES,
+            co_block: $co,
+            accumulate: $module::accumulate,
+            finish: $module::finish,
+            moments: $module::moments_of,
+            normalize: $module::normalize,
+            normalize_voxel: $module::normalize_each,
+        };
+        mod $module {
+            use super::*;
+            type T = $t;
+
+            $(#[$feature])*
+            pub(super) unsafe fn accumulate(args: &Accumulate<'_, T>) {
+                // SAFETY: the caller's contract is handed on.
+                unsafe {
+                    match args.co {
+                        $($tile_co => row::<$simd, $tile_co, $tile_nv>(args),)*
+                        other => unreachable!("no tile of {other} channels"),
+                    }
+                }
+            }
+
+            $(#[$feature])*
+            pub(super) unsafe fn finish(line: &mut [T], bias: T, activations: [Option<Activation>; 2]) {
+                finish_line(line, bias, activations);
+            }
+
+            $(#[$feature])*
+            pub(super) unsafe fn moments_of(line: &[T]) -> Moments {
+                moments(line)
+            }
+
+            $(#[$feature])*
+            pub(super) unsafe fn normalize(line: &mut [T], mean: T, scale: T, shift: T, post: Option<Activation>) {
+                normalize_line(line, mean, scale, shift, post);
+            }
+
+            $(#[$feature])*
+            pub(super) unsafe fn normalize_each(
+                line: &mut [T], mean: &[T], scale: &[T], shift: &[T], post: Option<Activation>,
+            ) {
+                normalize_voxel(line, mean, scale, shift, post);
+            }
+        }
+    };
+}
+
+#[cfg(target_arch = "x86_64")]
+mod avx2;
+#[cfg(target_arch = "x86_64")]
+mod avx512;
+#[cfg(target_arch = "aarch64")]
+mod neon;
+mod portable;

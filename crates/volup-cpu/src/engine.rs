@@ -1,0 +1,251 @@
+//! The engine: threads, the tasks of a plan, the normalization after them.
+
+use crate::conv::{Isa, Tables};
+use crate::forward::{Forward, Scratch, Shared};
+use crate::layer::{CpuLayer, ParametersRef};
+use crate::math::{Moments, Real};
+use crate::norm::Norm;
+use crate::plan::{CpuInfo, Plan};
+use crate::{Storage, norm};
+use std::cell::RefCell;
+use std::mem::MaybeUninit;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use volup::{
+    BlockSpec, DType, Element, Engine, Error, Geometry, MemoryFormat, Parameters, Result, Tensor, bf16, f16,
+    with_element,
+};
+
+/// Computes blocks on the host's cores.
+pub struct CpuEngine {
+    isa: Isa,
+    tables: Tables,
+    threads: usize,
+    /// Absent for a single thread, which is the caller's.
+    pool: Option<rayon::ThreadPool>,
+}
+
+thread_local! {
+    // Kept from call to call: fresh memory costs a page fault for every 4 KiB.
+    static SCRATCH: RefCell<Scratch> = RefCell::default();
+}
+
+impl CpuEngine {
+    /// An engine on all cores, with the widest instruction set that they have.
+    pub fn new() -> CpuEngine {
+        CpuEngine::with_threads(std::thread::available_parallelism().map_or(1, |n| n.get()))
+    }
+
+    /// An engine on a number of threads; with 1 all work is done on the caller's thread.
+    pub fn with_threads(threads: usize) -> CpuEngine {
+        CpuEngine::with_isa(threads, Isa::available()[0]).expect("an available instruction set is available")
+    }
+
+    /// An engine that keeps to an instruction set, or `None` if this CPU lacks it.
+    pub fn with_isa(threads: usize, isa: Isa) -> Option<CpuEngine> {
+        let tables = Tables::of(isa)?;
+        let threads = threads.max(1);
+        let pool = (threads > 1).then(|| {
+            let builder = rayon::ThreadPoolBuilder::new().num_threads(threads);
+            builder.thread_name(|index| format!("volup-{index}")).build()
+        });
+        // Where the system grants no more threads, the caller's own still does the work.
+        let pool = pool.and_then(|pool| pool.ok());
+        Some(CpuEngine {
+            isa,
+            tables,
+            threads: pool.as_ref().map_or(1, |pool| pool.current_num_threads()),
+            pool,
+        })
+    }
+
+    /// The number of threads.
+    pub fn threads(&self) -> usize {
+        self.threads
+    }
+
+    /// The instruction set.
+    pub fn isa(&self) -> Isa {
+        self.isa
+    }
+
+    /// How a layer would be cut into tasks for an input, in words.
+    pub fn explain<T: Storage>(&self, layer: &CpuLayer<T>, geometry: &Geometry) -> String {
+        self.plan(layer, geometry).to_string()
+    }
+
+    fn cpu<T: Storage>(&self) -> CpuInfo {
+        CpuInfo::new(<T::Acc as Real>::kernels(&self.tables), self.threads)
+    }
+
+    fn plan<T: Storage>(&self, layer: &CpuLayer<T>, geometry: &Geometry) -> Plan {
+        Plan::new(geometry, &layer.classes, layer.blocks.len(), self.cpu::<T>())
+    }
+
+    /// Applies a layer to memory of the caller's: reads `input`, writes every element of `output`.
+    /// Each is in the memory format given beside it.
+    ///
+    /// # Errors
+    /// [`Error::Length`] if a buffer is not of the geometry's size; [`Error::Shape`] if the geometry
+    /// belongs to another convolution.
+    pub fn forward_into<T: Storage>(
+        &self,
+        layer: &CpuLayer<T>,
+        geometry: &Geometry,
+        input: &[T],
+        input_format: MemoryFormat,
+        output: &mut [MaybeUninit<T>],
+        output_format: MemoryFormat,
+    ) -> Result<()> {
+        if geometry.conv() != layer.block.conv() {
+            let (got, expected) = (geometry.conv().weight_shape(), layer.block.conv().weight_shape());
+            return Err(Error::Shape { param: "weight", got: got.to_vec(), expected: expected.to_vec() });
+        }
+        for (param, got, shape) in [
+            ("input", input.len(), geometry.input_shape()),
+            ("output", output.len(), geometry.output_shape()),
+        ] {
+            let expected = shape.iter().product();
+            if got != expected {
+                return Err(Error::Length { param, got, expected });
+            }
+        }
+        if geometry.batch() == 0 {
+            return Ok(());
+        }
+        let plan = self.plan(layer, geometry);
+        let spec = layer.block.norm();
+        let lines = geometry.batch() * geometry.conv().out_channels();
+        let mut moments = vec![Moments::default(); spec.map_or(0, |_| lines * plan.tiles_per_sample())];
+        let forward = Forward {
+            layer,
+            plan: &plan,
+            kernels: <T::Acc as Real>::kernels(&self.tables),
+            cpu: self.cpu::<T>(),
+            input,
+            input_format,
+            output: Shared(output.as_mut_ptr().cast::<T>()),
+            output_format,
+            moments: spec.map(|_| Shared(moments.as_mut_ptr())),
+        };
+        self.for_each(plan.tasks(), |task| SCRATCH.with_borrow_mut(|scratch| forward.run(task, scratch)));
+        if let Some(spec) = spec {
+            // SAFETY: the tasks covered every output, so all of them are initialized.
+            let output = unsafe { &mut *(std::ptr::from_mut(output) as *mut [T]) };
+            let norm = Norm { layer, spec, geometry, kernels: forward.kernels, format: output_format };
+            let scales = norm.scales(&moments, plan.tiles_per_sample());
+            let pieces: Vec<norm::Piece<'_, T>> = norm.pieces(output);
+            let pieces: Vec<std::sync::Mutex<norm::Piece<'_, T>>> =
+                pieces.into_iter().map(Into::into).collect();
+            self.for_each(pieces.len(), |index| {
+                norm.apply(&scales, &mut pieces[index].lock().expect("a piece is taken once"));
+            });
+        }
+        Ok(())
+    }
+
+    /// Calls `run` once for every index below `count`, on all threads.
+    fn for_each(&self, count: usize, run: impl Fn(usize) + Sync) {
+        match &self.pool {
+            Some(pool) if count > 1 => {
+                let next = AtomicUsize::new(0);
+                pool.broadcast(|_| {
+                    loop {
+                        let index = next.fetch_add(1, Ordering::Relaxed);
+                        if index >= count {
+                            break;
+                        }
+                        run(index);
+                    }
+                });
+            }
+            _ => (0..count).for_each(run),
+        }
+    }
+
+    /// Applies a layer to a host tensor.
+    fn apply<T: Storage>(&self, layer: &CpuLayer<T>, input: &Tensor) -> Result<Tensor> {
+        let geometry = layer.block.geometry_of(input.shape())?;
+        let Some(values) = input.as_slice::<T>() else {
+            return Err(Error::DTypeMismatch { param: "input", got: input.dtype(), expected: T::DTYPE });
+        };
+        let shape = geometry.output_shape();
+        let mut output: Vec<T> = Vec::with_capacity(shape.iter().product());
+        let (format, len) = (input.format(), output.capacity());
+        let len = len.min(shape.iter().product());
+        self.forward_into(layer, &geometry, values, format, &mut output.spare_capacity_mut()[..len], format)?;
+        // SAFETY: forward_into wrote all of them.
+        unsafe { output.set_len(len) };
+        Tensor::with_format(&shape[5 - input.shape().len()..], format, T::into_data(output))
+    }
+}
+
+impl Default for CpuEngine {
+    fn default() -> CpuEngine {
+        CpuEngine::new()
+    }
+}
+
+/// A packed layer of any of the four types.
+pub enum AnyLayer {
+    /// Double precision.
+    F64(CpuLayer<f64>),
+    /// Single precision.
+    F32(CpuLayer<f32>),
+    /// Half precision.
+    F16(CpuLayer<f16>),
+    /// bfloat16.
+    Bf16(CpuLayer<bf16>),
+}
+
+macro_rules! into_any {
+    ($($variant:ident: $type:ty),*) => {$(
+        impl From<CpuLayer<$type>> for AnyLayer {
+            fn from(layer: CpuLayer<$type>) -> AnyLayer {
+                AnyLayer::$variant(layer)
+            }
+        }
+    )*};
+}
+into_any!(F64: f64, F32: f32, F16: f16, Bf16: bf16);
+
+impl Engine for CpuEngine {
+    type Tensor = Tensor;
+    type Layer = AnyLayer;
+
+    fn describe(&self) -> Vec<(&'static str, String)> {
+        vec![("engine", "cpu".into()), ("isa", self.isa.name().into()), ("threads", self.threads.to_string())]
+    }
+
+    fn upload(&self, tensor: Tensor) -> Result<Tensor> {
+        Ok(tensor)
+    }
+
+    fn download(&self, tensor: Tensor) -> Result<Tensor> {
+        Ok(tensor)
+    }
+
+    fn layer(&self, block: &BlockSpec, parameters: &Parameters) -> Result<AnyLayer> {
+        let dtype: DType = parameters.check(block)?;
+        with_element!(dtype, T => {
+            fn values<T: Element>(tensor: &Option<Tensor>) -> Option<&[T]> {
+                tensor.as_ref().and_then(|tensor| tensor.as_slice::<T>())
+            }
+            let parameters = ParametersRef::<T> {
+                weight: parameters.weight.as_slice::<T>().unwrap_or_default(),
+                bias: values(&parameters.bias),
+                norm_weight: values(&parameters.norm_weight),
+                norm_bias: values(&parameters.norm_bias),
+            };
+            Ok(CpuLayer::new(block, parameters)?.into())
+        })
+    }
+
+    fn forward(&self, layer: &AnyLayer, input: &Tensor) -> Result<Tensor> {
+        match layer {
+            AnyLayer::F64(layer) => self.apply(layer, input),
+            AnyLayer::F32(layer) => self.apply(layer, input),
+            AnyLayer::F16(layer) => self.apply(layer, input),
+            AnyLayer::Bf16(layer) => self.apply(layer, input),
+        }
+    }
+}

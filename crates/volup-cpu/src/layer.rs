@@ -1,0 +1,182 @@
+//! A block's parameters, checked and packed for the kernels.
+
+use crate::Storage;
+use crate::buffer::Buffer;
+use volup::{BlockSpec, ConvSpec, Error, Result};
+
+/// Channels of a block of packed weights; a kernel takes as many of them at once as its registers
+/// hold.
+pub(crate) const CO_BLOCK: usize = 8;
+
+/// A block's parameters in the caller's memory, contiguous, in PyTorch's shapes.
+#[derive(Clone, Copy, Debug)]
+pub struct ParametersRef<'a, T> {
+    /// [Cin, Cout/groups, kD, kH, kW].
+    pub weight: &'a [T],
+    /// [Cout], if the convolution has a bias.
+    pub bias: Option<&'a [T]>,
+    /// [Cout], if the normalization is affine.
+    pub norm_weight: Option<&'a [T]>,
+    /// [Cout], if the normalization is affine.
+    pub norm_bias: Option<&'a [T]>,
+}
+
+/// The taps of one axis that share a residue, and so belong to the same phase.
+pub(crate) struct TapClass {
+    /// `(t*d) mod s` of all of them.
+    pub residue: usize,
+    /// Indices in the kernel, ascending.
+    pub taps: Vec<usize>,
+}
+
+/// The classes of taps of each axis.
+pub(crate) fn tap_classes_of(conv: &ConvSpec) -> [Vec<TapClass>; 3] {
+    [0, 1, 2].map(|axis| {
+        let (stride, dilation) = (conv.stride()[axis], conv.dilation()[axis]);
+        let mut classes: Vec<TapClass> = Vec::new();
+        for tap in 0..conv.kernel_size()[axis] {
+            let residue = (tap as u128 * dilation as u128 % stride as u128) as usize;
+            match classes.iter_mut().find(|class| class.residue == residue) {
+                Some(class) => class.taps.push(tap),
+                None => classes.push(TapClass { residue, taps: vec![tap] }),
+            }
+        }
+        classes
+    })
+}
+
+/// A block of output channels of one group: which channels, and where their weights start.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ChannelBlock {
+    /// First channel within the group.
+    pub start: usize,
+    /// Channels that exist.
+    pub count: usize,
+    /// Channels with padding: 1, 2, 4 or 8.
+    pub width: usize,
+}
+
+fn channel_blocks(channels: usize) -> Vec<ChannelBlock> {
+    let starts = (0..channels).step_by(CO_BLOCK);
+    starts
+        .map(|start| {
+            let count = CO_BLOCK.min(channels - start);
+            ChannelBlock { start, count, width: count.next_power_of_two() }
+        })
+        .collect()
+}
+
+/// A block with its parameters packed for the CPU's kernels.
+///
+/// Weights lie as [group][block of channels][class of taps D][H][W][input channel][tap D][H][W]
+/// [channel of the block], so that a kernel reads them from front to back; a block's channels are
+/// padded with zeros to a power of two.
+pub struct CpuLayer<T: Storage> {
+    pub(crate) block: BlockSpec,
+    pub(crate) weights: Buffer,
+    pub(crate) bias: Option<Vec<T::Acc>>,
+    pub(crate) norm_weight: Option<Vec<T::Acc>>,
+    pub(crate) norm_bias: Option<Vec<T::Acc>>,
+    pub(crate) classes: [Vec<TapClass>; 3],
+    pub(crate) blocks: Vec<ChannelBlock>,
+    /// Elements of one group's weights.
+    pub(crate) group_weights: usize,
+    /// Whether all weights are finite: only then may a kernel multiply them with zeros beyond the
+    /// input's borders.
+    pub(crate) finite: bool,
+}
+
+impl<T: Storage> CpuLayer<T> {
+    /// Packs the parameters of a block.
+    ///
+    /// # Errors
+    /// [`Error::Length`] for a buffer of the wrong size, [`Error::Presence`] for one that the block
+    /// has no use for, or lacks.
+    pub fn new(block: &BlockSpec, parameters: ParametersRef<'_, T>) -> Result<CpuLayer<T>> {
+        let conv = block.conv();
+        let affine = block.norm().is_some_and(|norm| norm.affine());
+        let expected = conv.weight_shape().iter().product();
+        if parameters.weight.len() != expected {
+            return Err(Error::Length { param: "weight", got: parameters.weight.len(), expected });
+        }
+        let channels = conv.out_channels();
+        let widen = |param, values: Option<&[T]>, expected| match values {
+            Some(values) if expected && values.len() == channels => {
+                Ok(Some(values.iter().map(|v| v.to_acc()).collect()))
+            }
+            Some(values) if expected => Err(Error::Length { param, got: values.len(), expected: channels }),
+            None if !expected => Ok(None),
+            _ => Err(Error::Presence { param, expected }),
+        };
+        let mut layer = CpuLayer {
+            block: *block,
+            weights: Buffer::default(),
+            bias: widen("bias", parameters.bias, conv.has_bias())?,
+            norm_weight: widen("norm_weight", parameters.norm_weight, affine)?,
+            norm_bias: widen("norm_bias", parameters.norm_bias, affine)?,
+            classes: tap_classes_of(conv),
+            blocks: channel_blocks(channels / conv.groups()),
+            group_weights: 0,
+            finite: parameters.weight.iter().all(|v| (v.to_acc() - v.to_acc()) == T::Acc::default()),
+        };
+        layer.pack(conv, parameters.weight);
+        Ok(layer)
+    }
+
+    /// The block's description.
+    pub fn block(&self) -> &BlockSpec {
+        &self.block
+    }
+
+    /// Taps of an axis that lie in the classes before one.
+    pub(crate) fn taps_before(&self, axis: usize, class: usize) -> usize {
+        self.classes[axis][..class].iter().map(|class| class.taps.len()).sum()
+    }
+
+    /// Lays the weights out as the type's documentation says.
+    fn pack(&mut self, conv: &ConvSpec, weight: &[T]) {
+        let [in_channels, group_out, ..] = conv.weight_shape();
+        let [kd, kh, kw] = conv.kernel_size();
+        let group_in = in_channels / conv.groups();
+        let padded: usize = self.blocks.iter().map(|block| block.width).sum();
+        self.group_weights = group_in * kd * kh * kw * padded;
+        let packed = self.weights.get::<T::Acc>(self.group_weights * conv.groups());
+        let mut to = packed.iter_mut();
+        for group in 0..conv.groups() {
+            for block in &self.blocks {
+                for (taps_d, taps_h, taps_w) in class_triples(&self.classes) {
+                    for ci in group * group_in..(group + 1) * group_in {
+                        for (td, th, tw) in triples(taps_d, taps_h, taps_w) {
+                            for lane in 0..block.width {
+                                let to = to.next().expect("the buffer holds every padded weight");
+                                *to = T::Acc::default();
+                                if lane < block.count {
+                                    let co = block.start + lane;
+                                    *to = weight[(((ci * group_out + co) * kd + td) * kh + th) * kw + tw]
+                                        .to_acc();
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// All combinations of one class of taps per axis, in the order of the packed weights.
+fn class_triples(classes: &[Vec<TapClass>; 3]) -> impl Iterator<Item = (&[usize], &[usize], &[usize])> {
+    let [d, h, w] = classes;
+    d.iter().flat_map(move |d| {
+        h.iter().flat_map(move |h| w.iter().map(move |w| (&d.taps[..], &h.taps[..], &w.taps[..])))
+    })
+}
+
+/// All combinations of one tap per axis, width fastest.
+pub(crate) fn triples<'a, A: Copy>(
+    d: &'a [A],
+    h: &'a [A],
+    w: &'a [A],
+) -> impl Iterator<Item = (A, A, A)> + 'a {
+    d.iter().flat_map(move |&d| h.iter().flat_map(move |&h| w.iter().map(move |&w| (d, h, w))))
+}

@@ -1,0 +1,70 @@
+//! Widening and rounding of whole lines between what tensors store and what sums are kept in.
+
+use crate::math::Real;
+use half::slice::HalfFloatSliceExt;
+use volup::{Element, bf16, f16};
+
+/// The element types of the CPU engine: all four of [`volup::DType`].
+pub trait Storage: Element<Acc: Real> {
+    /// Widens a line to the accumulator, exactly.
+    fn widen(from: &[Self], to: &mut [Self::Acc]);
+    /// Writes a line, each value rounded to nearest, ties to even.
+    ///
+    /// # Safety
+    /// `to` must be valid for writes of as many elements; it need not be initialized.
+    unsafe fn store(from: &[Self::Acc], to: *mut Self);
+    /// Hands a line to `f` as accumulators, in pieces, and stores what `f` made of it.
+    fn update(line: &mut [Self], f: impl FnMut(&mut [Self::Acc]));
+}
+
+macro_rules! same {
+    ($type:ty) => {
+        impl Storage for $type {
+            fn widen(from: &[$type], to: &mut [$type]) {
+                to.copy_from_slice(from);
+            }
+            unsafe fn store(from: &[$type], to: *mut $type) {
+                // SAFETY: the caller's contract; a line of sums is scratch memory of its own.
+                unsafe { to.copy_from_nonoverlapping(from.as_ptr(), from.len()) };
+            }
+            fn update(line: &mut [$type], mut f: impl FnMut(&mut [$type])) {
+                f(line);
+            }
+        }
+    };
+}
+same!(f32);
+same!(f64);
+
+/// Elements that are converted at a time.
+const PIECE: usize = 512;
+
+macro_rules! half {
+    ($type:ty) => {
+        impl Storage for $type {
+            fn widen(from: &[$type], to: &mut [f32]) {
+                from.convert_to_f32_slice(to);
+            }
+            unsafe fn store(from: &[f32], to: *mut $type) {
+                let mut rounded = [<$type>::ZERO; PIECE];
+                for (piece, from) in from.chunks(PIECE).enumerate() {
+                    let rounded = &mut rounded[..from.len()];
+                    rounded.convert_from_f32_slice(from);
+                    // SAFETY: the caller's contract.
+                    unsafe { to.add(piece * PIECE).copy_from_nonoverlapping(rounded.as_ptr(), from.len()) };
+                }
+            }
+            fn update(line: &mut [$type], mut f: impl FnMut(&mut [f32])) {
+                let mut widened = [0.0; PIECE];
+                for piece in line.chunks_mut(PIECE) {
+                    let widened = &mut widened[..piece.len()];
+                    piece.convert_to_f32_slice(widened);
+                    f(widened);
+                    piece.convert_from_f32_slice(widened);
+                }
+            }
+        }
+    };
+}
+half!(f16);
+half!(bf16);
