@@ -32,7 +32,7 @@ LAYERS = [
 
 # Half voxels of empty space put in front of the training part. Group norm takes its statistics over
 # all voxels of the input, so the share of background in training must be about that of the whole
-# volume, over which the decoder runs in the end: 22 % of it is brain, but 27 % of the training part.
+# volume, over which the decoder runs in the end: 22 % of that is brain, of the training part 27 %.
 EMPTY_ROWS = 16
 
 
@@ -79,6 +79,10 @@ class Decoder(nn.Module):
         # The decoder starts out as the trilinear upsampling itself and learns only what that lacks.
         nn.init.zeros_(self.blocks[-1].conv.weight)
         nn.init.zeros_(self.blocks[-1].conv.bias)
+        # The last convolution sums hundreds of normalised values into a residual of a few per cent.
+        # With a norm of unit scale before it, the first steps overshoot so far that whole channels
+        # die in their ReLU and the decoder stays at trilinear for good.
+        nn.init.constant_(self.blocks[-2].norm.weight, 0.1)
 
     def forward(self, x: Tensor) -> Tensor:
         skip = functional.interpolate(x, scale_factor=2, mode="trilinear", align_corners=False)
@@ -139,7 +143,7 @@ def train(volume, device: str, steps: int, seed: int, layers=LAYERS) -> Decoder:
         loss = (error.square() + 0.01**2).sqrt().mean() - 0.01
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        # The rim can make single steps large early on, when the norms' scales still move.
+        # The rim can make single steps large early on, while the norms' scales still move.
         nn.utils.clip_grad_norm_(decoder.parameters(), 1.0)
         optimizer.step()
         schedule.step()

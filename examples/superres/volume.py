@@ -10,8 +10,8 @@ import numpy as np
 
 # The template is left-right symmetric, so a split along x would test on a mirror image of what was
 # trained on. The split runs along y (posterior to anterior), in voxels of the half volume. The gap
-# between the two parts is wider than the decoder's receptive field reaches (5 half voxels), so that
-# no held-out voxel is computed from one that was trained on, nor the other way round.
+# between the parts is wider than the decoder's convolutions reach (4 half voxels), so none of them
+# computes a held-out voxel from one that was trained on.
 TRAIN_UNTIL = 72
 HELD_OUT_FROM = 78
 

@@ -1,0 +1,79 @@
+# Each target sets up what it needs: Rust, Python 3.10 or newer and a C compiler are enough.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+DEMO   := .demo
+CLI    := target/release/volup
+
+.PHONY: help demo test test-rust test-python lint format docs wheel bench clean
+
+help:
+	@echo "make demo    upsample a real MRI 2x with a trained decoder; figures and a PNG"
+	@echo "make test    all tests: Rust, Python against PyTorch, README examples"
+	@echo "make lint    formatting, clippy, ruff, documentation"
+	@echo "make bench   volup beside PyTorch on this CPU"
+	@echo "make wheel   the Python package as a wheel in target/wheels"
+	@echo "make docs    the Rust documentation in target/doc"
+
+# --- Demo -----------------------------------------------------------------------------------------
+
+demo: cli $(DEMO)/venv/ready
+	$(DEMO)/venv/bin/python examples/superres/demo.py --volup $(CLI) --cache $(DEMO) --out $(DEMO)
+
+$(DEMO)/venv/ready: examples/superres/requirements.txt
+	$(PYTHON) -m venv $(DEMO)/venv
+	$(DEMO)/venv/bin/pip install --quiet --requirement $<
+	touch $@
+
+.PHONY: cli
+cli:
+	cargo build --release --locked --package volup-cli
+
+# --- Tests ----------------------------------------------------------------------------------------
+
+test: test-rust test-python
+
+test-rust:
+	cargo test --workspace --locked
+
+test-python: cli wheel
+	$(BIN)/pip install --quiet --force-reinstall --no-deps target/wheels/*.whl
+	VOLUP_CLI=$(abspath $(CLI)) $(BIN)/python -m pytest python/tests --quiet
+
+# A stale wheel would be installed beside the new one.
+wheel: $(VENV)/ready
+	rm -rf target/wheels
+	$(BIN)/maturin build --quiet --release --locked --manifest-path python/Cargo.toml --out target/wheels
+
+# The package name is the only thing that is taken from the network; PyTorch is by far the largest.
+$(VENV)/ready: python/requirements-dev.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --requirement $<
+	touch $@
+
+# --- Lint and documentation -----------------------------------------------------------------------
+
+lint: $(VENV)/ready
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets --locked -- -D warnings
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	RUSTDOCFLAGS="-D warnings" $(MAKE) --no-print-directory docs
+
+format: $(VENV)/ready
+	cargo fmt --all
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs:
+	cargo doc --workspace --no-deps --locked --quiet
+
+# --- Benchmarks -----------------------------------------------------------------------------------
+
+bench: wheel
+	$(BIN)/pip install --quiet --force-reinstall --no-deps target/wheels/*.whl
+	$(BIN)/python bench/compare_torch.py
+
+clean:
+	cargo clean
+	rm -rf $(VENV) $(DEMO)
