@@ -4,6 +4,7 @@ mod block;
 mod engine;
 mod error;
 pub mod phases;
+pub mod reference;
 mod spec;
 mod tensor;
 
