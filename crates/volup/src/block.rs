@@ -182,7 +182,7 @@ impl BlockSpec {
         post_activation: Option<Activation>,
     ) -> Result<BlockSpec> {
         if let Some(norm) = norm
-            && conv.out_channels() % norm.groups != 0
+            && !conv.out_channels().is_multiple_of(norm.groups)
         {
             return Err(Error::Indivisible {
                 param: "out_channels",

@@ -7,6 +7,7 @@ pub mod phases;
 pub mod reference;
 mod spec;
 mod tensor;
+pub mod testing;
 
 pub use block::{Activation, BlockSpec, Finite, NormSpec, Parameters};
 pub use engine::Engine;
