@@ -3,7 +3,7 @@
 //! Each message names the parameter, what it got and what it expected, so that the same text serves
 //! Rust, the command line and Python.
 
-use crate::DType;
+use crate::{DType, MemoryFormat};
 use std::path::PathBuf;
 
 /// A broken rule: what was given, and what would have been right.
@@ -140,6 +140,16 @@ pub enum Error {
         got: DType,
         /// The type it should have.
         expected: DType,
+    },
+    /// A tensor in another memory format than asked for.
+    #[error("{param} must be {expected}, got {got}")]
+    Format {
+        /// The tensor's name.
+        param: &'static str,
+        /// Its memory format.
+        got: MemoryFormat,
+        /// The format it should have.
+        expected: MemoryFormat,
     },
     /// Data of another length than the shape asks for.
     #[error("{param} must hold {expected} elements, got {got}")]

@@ -4,8 +4,10 @@ mod block;
 mod engine;
 mod error;
 pub mod phases;
+pub mod reference;
 mod spec;
 mod tensor;
+pub mod testing;
 
 pub use block::{Activation, BlockSpec, Finite, NormSpec, Parameters};
 pub use engine::Engine;

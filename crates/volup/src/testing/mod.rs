@@ -1,0 +1,25 @@
+//! What every engine is tested with: one table of cases, one comparison, one suite.
+//!
+//! An engine crate proves itself in three lines:
+//!
+//! ```ignore
+//! #[test]
+//! fn conformance() {
+//!     volup::testing::conformance(&CpuEngine::new());
+//! }
+//! ```
+
+mod cases;
+mod compare;
+mod conformance;
+mod fill;
+mod notation;
+mod published;
+mod random;
+
+pub use cases::{Case, cases};
+pub use compare::{Deviation, compare};
+pub use conformance::{check, conformance, random_runs};
+pub use fill::{Fill, tensor};
+pub use published::published;
+pub use random::random_case;
