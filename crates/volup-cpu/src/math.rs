@@ -204,13 +204,11 @@ pub(crate) fn normalize_line<T: Real>(line: &mut [T], mean: T, scale: T, shift: 
     }
 }
 
-/// As [`normalize_line`], for the channels of one voxel.
+/// As [`normalize_line`], for the channels of one voxel, each with its own mean, scale and shift.
 #[inline(always)]
 pub(crate) fn normalize_voxel<T: Real>(
     line: &mut [T],
-    mean: &[T],
-    scale: &[T],
-    shift: &[T],
+    [mean, scale, shift]: [&[T]; 3],
     post: Option<Activation>,
 ) {
     for (((value, &mean), &scale), &shift) in line.iter_mut().zip(mean).zip(scale).zip(shift) {

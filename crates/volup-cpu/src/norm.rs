@@ -94,9 +94,9 @@ impl<T: Storage> Norm<'_, T> {
                     T::update(voxel, |line| {
                         let range = done..done + line.len();
                         done = range.end;
-                        let [mean, scale, shift] = [mean, scale, shift].map(|values| &values[range.clone()]);
+                        let scales = [mean, scale, shift].map(|values| &values[range.clone()]);
                         // SAFETY: the kernels are those of this CPU.
-                        unsafe { (self.kernels.normalize_voxel)(line, mean, scale, shift, post) };
+                        unsafe { (self.kernels.normalize_voxel)(line, scales, post) };
                     });
                 }
             }

@@ -78,7 +78,7 @@ pub struct Kernels<T> {
     /// `post((y - mean) * scale + shift)`, in place.
     pub normalize: unsafe fn(&mut [T], T, T, T, Option<Activation>),
     /// The same for the channels of one voxel, each with its own mean, scale and shift.
-    pub normalize_voxel: unsafe fn(&mut [T], &[T], &[T], &[T], Option<Activation>),
+    pub normalize_voxel: unsafe fn(&mut [T], [&[T]; 3], Option<Activation>),
 }
 
 /// Sums one register tile.
@@ -280,10 +280,8 @@ macro_rules! kernels {
             }
 
             $(#[$feature])*
-            pub(super) unsafe fn normalize_each(
-                line: &mut [T], mean: &[T], scale: &[T], shift: &[T], post: Option<Activation>,
-            ) {
-                normalize_voxel(line, mean, scale, shift, post);
+            pub(super) unsafe fn normalize_each(line: &mut [T], scales: [&[T]; 3], post: Option<Activation>) {
+                normalize_voxel(line, scales, post);
             }
         }
     };
