@@ -3,8 +3,8 @@
     python bench/compare_torch.py                       # the published shapes, batch 1, this CPU
     python bench/compare_torch.py --shape kb2-61 --batch 4 --json out.json
 
-PyTorch gets both memory formats; `default` is contiguous (NCDHW), as users have it. Every timed call
-allocates its output, as a model's forward does. Inputs are random normal.
+PyTorch gets both memory formats; `default` is contiguous (NCDHW), as users have it. Every timed
+call allocates its output, as a model's forward does. Inputs are random normal.
 """
 
 import argparse

@@ -157,8 +157,9 @@ fn with_value(tensor: &Tensor, at: usize, value: f64) -> Result<Tensor> {
     Tensor::new(tensor.shape(), values)?.cast(tensor.dtype(), tensor.format())
 }
 
-/// One NaN or Inf in the input reaches exactly the outputs that its voxel does: not through a
-/// multiplication by an inserted zero, not into another group, and ReLU does not swallow it.
+/// One NaN or Inf in the input or the weight reaches exactly the outputs that its voxel or tap does:
+/// not through a multiplication by a zero that was inserted or lies beyond a border, not into another
+/// group, and ReLU does not swallow it.
 ///
 /// The smooth activations are left out: at minus infinity they are NaN by PyTorch's formula and not
 /// by others.
@@ -167,12 +168,20 @@ fn special_values<E: Engine>(engine: &E, case: &Case, dtype: DType) -> Outcome {
     if smooth(case.block.activation()) || smooth(case.block.post_activation()) || case.batch == Some(0) {
         return Ok(());
     }
-    let run = Run::new(case, dtype, Fill::Normal, 2);
-    let count = run.input.data().len();
-    for (value, at) in [(f64::NAN, count / 2), (f64::INFINITY, count - 1), (f64::NEG_INFINITY, 0)] {
-        let input = with_value(&run.input, at, value).map_err(|error| run.failure(&error.to_string()))?;
-        let what = format!("{}, input element {at} is {value}", run.what);
-        let run = Run { case, what, input, parameters: run.parameters.clone(), exact: false };
+    let Run { what, input, parameters, .. } = Run::new(case, dtype, Fill::Normal, 2);
+    let (voxels, weights) = (input.data().len(), parameters.weight.data().len());
+    let attempts = [
+        ("input", f64::NAN, voxels / 2),
+        ("input", f64::INFINITY, voxels - 1),
+        ("input", f64::NEG_INFINITY, 0),
+        ("weight", f64::NAN, weights / 2),
+        ("weight", f64::INFINITY, weights - 1),
+    ];
+    for (param, value, at) in attempts {
+        let what = format!("{what}, {param} element {at} is {value}");
+        let mut run = Run { case, what, input: input.clone(), parameters: parameters.clone(), exact: false };
+        let tensor = if param == "input" { &mut run.input } else { &mut run.parameters.weight };
+        *tensor = with_value(tensor, at, value).map_err(|error| error.to_string())?;
         let deviation = run.deviation(engine).map_err(|error| run.failure(&error.to_string()))?;
         if !deviation.is_ok() {
             return Err(run.failure(&deviation.to_string()));
