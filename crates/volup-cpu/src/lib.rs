@@ -15,3 +15,8 @@ pub use conv::Isa;
 pub use engine::{AnyLayer, CpuEngine};
 pub use layer::{CpuLayer, ParametersRef};
 pub use storage::Storage;
+
+// The examples of the repository's front page run with this crate's tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct FrontPage;
