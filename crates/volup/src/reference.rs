@@ -170,6 +170,22 @@ fn pairs(axis: &Axis, o: usize) -> Vec<(usize, usize)> {
         .collect()
 }
 
+/// The (input, tap) pairs that reach output [od, oh, ow], as indices into one channel of the input
+/// and one channel pair of the weight.
+fn taps(axes: &[Axis; 3], [od, oh, ow]: [usize; 3]) -> Vec<(usize, usize)> {
+    let [depth, height, width] = axes;
+    let (heights, widths) = (pairs(height, oh), pairs(width, ow));
+    let mut taps = Vec::with_capacity(depth.kernel * heights.len() * widths.len());
+    for (id, td) in pairs(depth, od) {
+        for &(ih, th) in &heights {
+            let (row, tap_row) = (id * height.input + ih, td * height.kernel + th);
+            let of_row = widths.iter().map(|&(iw, tw)| (row * width.input + iw, tap_row * width.kernel + tw));
+            taps.extend(of_row);
+        }
+    }
+    taps
+}
+
 /// The convolution at output [n, co, od, oh, ow], so that an output too large to compute can be
 /// checked at chosen voxels. The slices are contiguous, in the shapes of [`Geometry`].
 ///
@@ -182,42 +198,35 @@ pub fn voxel(
     input: &[f64],
     [n, co, od, oh, ow]: [usize; 5],
 ) -> Voxel {
-    let [depth, height, width] = geometry.axes();
-    let reach = [&pairs(depth, od)[..], &pairs(height, oh), &pairs(width, ow)];
-    gather(geometry, weight, bias, input, [n, co], reach)
+    gather(geometry, weight, bias, input, [n, co], &taps(geometry.axes(), [od, oh, ow]))
 }
 
-/// Sums over the given (input, tap) pairs of the three axes and the channels of co's group.
+/// Sums over the given taps and the input channels of co's group.
 fn gather(
     geometry: &Geometry,
     weight: &[f64],
     bias: Option<&[f64]>,
     input: &[f64],
     [n, co]: [usize; 2],
-    [depth, height, width]: [&[(usize, usize)]; 3],
+    taps: &[(usize, usize)],
 ) -> Voxel {
-    let [_, channels, input_d, input_h, input_w] = geometry.input_shape();
-    let [_, out_per_group, kernel_d, kernel_h, kernel_w] = geometry.conv().weight_shape();
+    let [_, channels, depth, height, width] = geometry.input_shape();
+    let [_, out_per_group, kernel @ ..] = geometry.conv().weight_shape();
+    let (voxels, kernel) = (depth * height * width, kernel.iter().product::<usize>());
     let in_per_group = channels / geometry.conv().groups();
     let (group, co_in_group) = (co / out_per_group, co % out_per_group);
     let bias = bias.map_or(0.0, |bias| bias[co]);
     let (mut sum, mut magnitude) = (bias, bias.abs());
     for ci in group * in_per_group..(group + 1) * in_per_group {
-        let x = &input[(n * channels + ci) * input_d * input_h * input_w..][..input_d * input_h * input_w];
-        let w = &weight[(ci * out_per_group + co_in_group) * kernel_d * kernel_h * kernel_w..];
-        for &(id, td) in depth {
-            for &(ih, th) in height {
-                let x = &x[(id * input_h + ih) * input_w..][..input_w];
-                let w = &w[(td * kernel_h + th) * kernel_w..][..kernel_w];
-                for &(iw, tw) in width {
-                    let product = x[iw] * w[tw];
-                    sum += product;
-                    magnitude += product.abs();
-                }
-            }
+        let x = &input[(n * channels + ci) * voxels..][..voxels];
+        let w = &weight[(ci * out_per_group + co_in_group) * kernel..][..kernel];
+        for &(i, t) in taps {
+            let product = x[i] * w[t];
+            sum += product;
+            magnitude += product.abs();
         }
     }
-    Voxel { sum, magnitude, terms: in_per_group * depth.len() * height.len() * width.len() }
+    Voxel { sum, magnitude, terms: in_per_group * taps.len() }
 }
 
 /// Runs a block on an input whose type is also the type that the engine stores.
@@ -245,21 +254,18 @@ fn convolution(geometry: &Geometry, parameters: &Parameters, input: &Tensor, uni
     let weight = parameters.weight.to_f64();
     let bias = parameters.bias.as_ref().map(Tensor::to_f64);
     let input = input.to_f64();
-    let reach = geometry.axes().map(|axis| (0..axis.output).map(|o| pairs(&axis, o)).collect::<Vec<_>>());
-    let [batch, channels, ..] = geometry.output_shape();
-    let count = geometry.output_shape().iter().product();
-    let mut out = Expected { values: Vec::with_capacity(count), bounds: Vec::with_capacity(count) };
-    for n in 0..batch {
-        for co in 0..channels {
-            for depth in &reach[0] {
-                for height in &reach[1] {
-                    for width in &reach[2] {
-                        let reach = [&depth[..], height, width];
-                        let voxel = gather(geometry, &weight, bias.as_deref(), &input, [n, co], reach);
-                        out.values.push(voxel.sum);
-                        out.bounds.push(voxel.sum_bound(unit));
-                    }
-                }
+    let [batch, channels, _, height, width] = geometry.output_shape();
+    let voxels = geometry.output_voxels();
+    let zeros = vec![0.0; batch * channels * voxels];
+    let mut out = Expected { values: zeros.clone(), bounds: zeros };
+    for at in 0..voxels {
+        let taps = taps(geometry.axes(), [at / (height * width), at / width % height, at % width]);
+        for n in 0..batch {
+            for co in 0..channels {
+                let voxel = gather(geometry, &weight, bias.as_deref(), &input, [n, co], &taps);
+                let index = (n * channels + co) * voxels + at;
+                out.values[index] = voxel.sum;
+                out.bounds[index] = voxel.sum_bound(unit);
             }
         }
     }

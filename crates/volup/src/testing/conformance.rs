@@ -19,13 +19,14 @@ pub fn check<E: Engine>(engine: &E, case: &Case, dtype: DType, fill: Fill, seed:
     Run::new(case, dtype, fill, seed).deviation(engine)
 }
 
-/// Runs the whole suite on an engine: the table in all types and fills, repeatability, NaN and Inf,
-/// statistics of values far from zero, and the errors.
+/// Runs the whole suite on an engine: the errors, one layer on inputs of several sizes, statistics of
+/// values far from zero, and the table in all types and fills, each row run twice and with NaN and
+/// Inf in its input.
 ///
 /// # Panics
 /// At the first failure, with what and where it is.
 pub fn conformance<E: Engine>(engine: &E) {
-    report(engine, suite(engine));
+    report(engine, suite(engine, &cases()));
 }
 
 /// Checks `count` random cases, each in one type and fill.
@@ -43,27 +44,25 @@ fn report<E: Engine>(engine: &E, outcome: Outcome) {
 }
 
 /// Nothing, or what failed and where.
-pub(super) type Outcome = std::result::Result<(), String>;
+type Outcome = std::result::Result<(), String>;
 
-pub(super) fn suite<E: Engine>(engine: &E) -> Outcome {
-    let cases = cases();
-    for case in &cases {
+/// Cheap checks first, so that an engine at its start fails fast.
+fn suite<E: Engine>(engine: &E, cases: &[Case]) -> Outcome {
+    errors(engine)?;
+    sizes_in_turn(engine)?;
+    far_from_zero(engine)?;
+    for case in cases {
         for dtype in DType::ALL {
             for fill in Fill::ALL {
                 Run::new(case, dtype, fill, 1).passes(engine)?;
             }
-        }
-    }
-    for case in &cases {
-        for dtype in DType::ALL {
             special_values(engine, case, dtype)?;
         }
     }
-    far_from_zero(engine)?;
-    errors(engine)
+    Ok(())
 }
 
-pub(super) fn random_suite<E: Engine>(engine: &E, count: u64) -> Outcome {
+fn random_suite<E: Engine>(engine: &E, count: u64) -> Outcome {
     for seed in 0..count {
         let case = random_case(seed);
         let dtype = DType::ALL[seed as usize % 4];
@@ -183,6 +182,41 @@ fn special_values<E: Engine>(engine: &E, case: &Case, dtype: DType) -> Outcome {
         let tensor = if param == "input" { &mut run.input } else { &mut run.parameters.weight };
         *tensor = with_value(tensor, at, value).map_err(|error| error.to_string())?;
         let deviation = run.deviation(engine).map_err(|error| run.failure(&error.to_string()))?;
+        if !deviation.is_ok() {
+            return Err(run.failure(&deviation.to_string()));
+        }
+    }
+    Ok(())
+}
+
+/// A layer is made once and used on inputs of any size, rank and memory format, in any order.
+fn sizes_in_turn<E: Engine>(engine: &E) -> Outcome {
+    let failed = |error: Error| format!("sizes in turn: {error}");
+    let conv = ConvSpec::builder(4, 6, 3).stride(2).padding(1).bias(true).build().map_err(failed)?;
+    let norm = NormSpec::new(2, 1e-5, true).map_err(failed)?;
+    let block = BlockSpec::new(conv, Some(Activation::Relu), Some(norm), None).map_err(failed)?;
+    let case = |batch, input, format| Case {
+        name: "sizes in turn",
+        why: "a layer must not remember the size that it first saw",
+        block,
+        batch,
+        input,
+        format,
+    };
+    let cases = [
+        case(Some(2), [3, 4, 5], MemoryFormat::Contiguous),
+        case(Some(1), [5, 9, 20], MemoryFormat::ChannelsLast3d),
+        case(None, [1, 1, 2], MemoryFormat::Contiguous),
+        case(Some(0), [4, 4, 4], MemoryFormat::Contiguous),
+        case(Some(2), [3, 4, 5], MemoryFormat::Contiguous),
+    ];
+    // The parameters depend on the seed and not on the size.
+    let (_, parameters) = cases[0].inputs(DType::F32, Fill::Normal, 6);
+    let layer = engine.layer(&block, &parameters).map_err(failed)?;
+    for case in &cases {
+        let run = Run::new(case, DType::F32, Fill::Normal, 6);
+        let output = run.output(engine, &layer).map_err(|error| run.failure(&error.to_string()))?;
+        let deviation = compare(&run.expected(), &output);
         if !deviation.is_ok() {
             return Err(run.failure(&deviation.to_string()));
         }

@@ -1,11 +1,11 @@
 //! What every engine is tested with: one table of cases, one comparison, one suite.
 //!
-//! An engine crate proves itself in three lines:
+//! An engine crate proves itself in one test:
 //!
-//! ```ignore
-//! #[test]
-//! fn conformance() {
-//!     volup::testing::conformance(&CpuEngine::new());
+//! ```
+//! fn proves_itself(engine: &impl volup::Engine) {
+//!     volup::testing::conformance(engine);
+//!     volup::testing::random_runs(engine, 1000);
 //! }
 //! ```
 
