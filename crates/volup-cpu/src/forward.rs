@@ -105,22 +105,18 @@ impl<T: Storage> Forward<'_, T> {
     fn sum(&self, slab: &Slab<'_>, block: &ChannelBlock, rows: &Rows<'_>, scratch: &mut Scratch) {
         let Scratch { slab: memory, sums, taps, .. } = scratch;
         let conv = self.plan.geometry.conv();
-        let [_, kernel_h, kernel_w] = conv.kernel_size();
         let group_in = conv.in_channels() / conv.groups();
         let len = self.sums_len(slab, rows);
         let phases_w = &self.plan.axes[2].phases;
         let sums = sums.get::<T::Acc>(phases_w.len() * CO_BLOCK * len);
         let x = memory.as_slice::<T::Acc>();
         for ((phase_w, class_w), sums) in phases_w.iter().zip(sums.chunks_exact_mut(CO_BLOCK * len)) {
-            let Some(((class_d, class_h), class_w)) = rows.classes.zip(*class_w) else {
+            let Some(((class_d, class_h), class_w)) = rows.classes.zip(class_w.as_ref()) else {
                 sums.fill(T::Acc::default());
                 continue;
             };
-            // Where the class starts: after all taps of the classes before it.
-            let [taps_d, taps_h, taps_w] = [(0, class_d), (1, class_h), (2, class_w)]
-                .map(|(axis, class)| self.layer.taps_before(axis, class));
+            let before = self.layer.taps_before([class_d, class_h, *class_w]);
             let here = [rows.phases.0.taps.len(), rows.phases.1.taps.len(), phase_w.taps.len()];
-            let before = (taps_d * kernel_h + here[0] * taps_h) * kernel_w + here[0] * here[1] * taps_w;
             let group = slab.task.group * self.layer.group_weights;
             let start = group_in
                 * (conv.kernel_size().iter().product::<usize>() * block.start + before * block.width);

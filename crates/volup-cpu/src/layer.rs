@@ -128,48 +128,64 @@ impl<T: Storage> CpuLayer<T> {
         &self.block
     }
 
-    /// Taps of an axis that lie in the classes before one.
-    pub(crate) fn taps_before(&self, axis: usize, class: usize) -> usize {
-        self.classes[axis][..class].iter().map(|class| class.taps.len()).sum()
+    /// Where the weights of a class of taps start, as a number of taps: all those of the classes
+    /// before it. A class is one of taps per axis, given by their indices.
+    pub(crate) fn taps_before(&self, class: [usize; 3]) -> usize {
+        let [_, kernel_h, kernel_w] = self.block.conv().kernel_size();
+        let [d, h, w] = [0, 1, 2].map(|axis| {
+            let before = &self.classes[axis][..class[axis]];
+            before.iter().map(|class| class.taps.len()).sum::<usize>()
+        });
+        let [here_d, here_h, _] = [0, 1, 2].map(|axis| self.classes[axis][class[axis]].taps.len());
+        (d * kernel_h + here_d * h) * kernel_w + here_d * here_h * w
+    }
+
+    /// For each tap of the kernel, in its order: the taps before its class, the taps of its class,
+    /// and its index among them.
+    fn slots(&self) -> Vec<(usize, usize, usize)> {
+        let [kernel_d, kernel_h, kernel_w] = self.block.conv().kernel_size();
+        let place = |axis: usize, tap: usize| {
+            let mut classes = self.classes[axis].iter().enumerate();
+            let found = classes
+                .find_map(|(class, of)| Some((class, of.taps.binary_search(&tap).ok()?, of.taps.len())));
+            found.expect("every tap is in a class")
+        };
+        let mut slots = Vec::with_capacity(kernel_d * kernel_h * kernel_w);
+        for (class_d, d, here_d) in (0..kernel_d).map(|tap| place(0, tap)) {
+            for (class_h, h, here_h) in (0..kernel_h).map(|tap| place(1, tap)) {
+                for (class_w, w, here_w) in (0..kernel_w).map(|tap| place(2, tap)) {
+                    let before = self.taps_before([class_d, class_h, class_w]);
+                    slots.push((before, here_d * here_h * here_w, (d * here_h + h) * here_w + w));
+                }
+            }
+        }
+        slots
     }
 
     /// Lays the weights out as the type's documentation says.
     fn pack(&mut self, conv: &ConvSpec, weight: &[T]) {
         let [in_channels, group_out, ..] = conv.weight_shape();
-        let [kd, kh, kw] = conv.kernel_size();
         let group_in = in_channels / conv.groups();
+        let slots = self.slots();
         let padded: usize = self.blocks.iter().map(|block| block.width).sum();
-        self.group_weights = group_in * kd * kh * kw * padded;
+        self.group_weights = group_in * slots.len() * padded;
+        // Fresh memory is zero, and so the padding is.
         let packed = self.weights.get::<T::Acc>(self.group_weights * conv.groups());
-        let mut to = packed.iter_mut();
-        for group in 0..conv.groups() {
-            for block in &self.blocks {
-                for (taps_d, taps_h, taps_w) in class_triples(&self.classes) {
-                    for ci in group * group_in..(group + 1) * group_in {
-                        for (td, th, tw) in triples(taps_d, taps_h, taps_w) {
-                            for lane in 0..block.width {
-                                let to = to.next().expect("the buffer holds every padded weight");
-                                *to = T::Acc::default();
-                                if lane < block.count {
-                                    let co = block.start + lane;
-                                    *to = weight[(((ci * group_out + co) * kd + td) * kh + th) * kw + tw]
-                                        .to_acc();
-                                }
-                            }
-                        }
-                    }
+        let mut kernels = weight.chunks_exact(slots.len());
+        for channel in 0..in_channels {
+            let (group, ci) = (channel / group_in, channel % group_in);
+            for co in 0..group_out {
+                let block = &self.blocks[co / CO_BLOCK];
+                let start =
+                    group * self.group_weights + group_in * slots.len() * block.start + co - block.start;
+                let kernel = kernels.next().expect("the weight's size was checked");
+                for (&(before, here, index), value) in slots.iter().zip(kernel) {
+                    let at = start + (before * group_in + ci * here + index) * block.width;
+                    packed[at] = value.to_acc();
                 }
             }
         }
     }
-}
-
-/// All combinations of one class of taps per axis, in the order of the packed weights.
-fn class_triples(classes: &[Vec<TapClass>; 3]) -> impl Iterator<Item = (&[usize], &[usize], &[usize])> {
-    let [d, h, w] = classes;
-    d.iter().flat_map(move |d| {
-        h.iter().flat_map(move |h| w.iter().map(move |w| (&d.taps[..], &h.taps[..], &w.taps[..])))
-    })
 }
 
 /// All combinations of one tap per axis, width fastest.
