@@ -187,6 +187,22 @@ pub enum Error {
         /// What the system said.
         source: std::io::Error,
     },
+    /// A block of a decoder that breaks one of the rules above.
+    #[error("block {block}: {source}")]
+    DecoderBlock {
+        /// The block's name.
+        block: String,
+        /// The rule.
+        source: Box<Error>,
+    },
+    /// More memory than the system has to give.
+    #[error("{what} takes {bytes} bytes, which the system has not to give")]
+    OutOfMemory {
+        /// What the memory is for.
+        what: &'static str,
+        /// How much it takes.
+        bytes: usize,
+    },
     /// A decoder file whose contents are not a decoder.
     #[error("{field} must be {expected}, got {got}")]
     Decoder {

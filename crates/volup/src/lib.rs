@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 
 mod block;
+pub mod decoder;
 mod engine;
 mod error;
 pub mod phases;
