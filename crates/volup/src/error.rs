@@ -179,6 +179,14 @@ pub enum Error {
         /// The names that are accepted.
         expected: &'static str,
     },
+    /// A line that does not describe a block and its input.
+    #[error("{line:?}: {reason}")]
+    Notation {
+        /// The line.
+        line: String,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// A file that could not be read or written.
     #[error("{}: {source}", path.display())]
     Io {

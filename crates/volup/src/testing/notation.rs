@@ -1,7 +1,7 @@
 //! The one-line notation of a case, as `Geometry` and `BlockSpec` print themselves.
 
 use super::Case;
-use crate::{Activation, BlockSpec, ConvSpec, MemoryFormat, NormSpec};
+use crate::{Activation, BlockSpec, ConvSpec, Error, MemoryFormat, NormSpec};
 
 /// Reads a case such as `n 2, 5x6x7, 8>12, k 3, s 2x2x1, p 1, op 1, g 4, d 1, bias, relu, gn 2, silu`.
 ///
@@ -13,9 +13,19 @@ use crate::{Activation, BlockSpec, ConvSpec, MemoryFormat, NormSpec};
 /// # Panics
 /// If the line is not of that form or describes nothing valid: the lines are part of the source.
 pub(super) fn case(name: &'static str, line: &str, why: &'static str) -> Case {
-    Row::read(line)
-        .and_then(|row| row.case(name, why))
-        .unwrap_or_else(|error| panic!("{name}: {line}: {error}"))
+    Case::parse(name, line, why).unwrap_or_else(|error| panic!("{name}: {error}"))
+}
+
+impl Case {
+    /// Reads a case from a line such as `n 2, 5x6x7, 8>12, k 3, s 2x2x1, p 1, g 4, bias, relu, gn 2`,
+    /// as the description of a [`BlockSpec`] prints itself after the batch and the input's size.
+    ///
+    /// # Errors
+    /// [`Error::Notation`] if the line is not of that form or describes nothing valid.
+    pub fn parse(name: &'static str, line: &str, why: &'static str) -> Result<Case, Error> {
+        let case = Row::read(line).and_then(|row| row.case(name, why));
+        case.map_err(|reason| Error::Notation { line: line.into(), reason })
+    }
 }
 
 #[derive(Default)]
@@ -46,7 +56,7 @@ fn numbers(text: &str) -> Result<Vec<i64>, String> {
 impl Row {
     fn read(line: &str) -> Result<Row, String> {
         let mut row = Row::default();
-        for item in line.split(", ") {
+        for item in line.split(',').map(str::trim) {
             let (key, value) = item.split_once(' ').unwrap_or((item, ""));
             match key {
                 "n" => row.batch = Some(number(value)?),
@@ -142,7 +152,7 @@ mod tests {
         for line in
             ["2x2x2, k 1", "2x2, 1>1, k 1", "2x2x2, 1>1, k 1, mish", "2x2x2, 1>1, k 1, s q", "2x2x2, 1>1"]
         {
-            assert!(Row::read(line).and_then(|row| row.case("", "")).is_err(), "{line}");
+            assert!(matches!(Case::parse("", line, ""), Err(Error::Notation { .. })), "{line}");
         }
     }
 }

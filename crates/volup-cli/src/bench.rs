@@ -1,0 +1,151 @@
+//! `volup bench`: how fast blocks run here.
+
+use crate::common;
+use anyhow::{Result, ensure};
+use serde_json::json;
+use std::hint::black_box;
+use std::io::Write;
+use std::num::NonZeroUsize;
+use std::time::{Duration, Instant};
+use volup::testing::{Case, Fill, published};
+use volup::{DType, Engine};
+
+/// The fewest runs that a median is taken of.
+const LEAST_RUNS: usize = 3;
+
+/// Time blocks: published shapes by name, or any other by its spec.
+#[derive(clap::Args)]
+#[command(after_help = format!("\
+Inputs are random. A run is timed from the input to the allocated output; parameters are packed
+before. GFLOP/s count multiply-adds that reach the output, GB/s the input, weight and output once.
+
+{}
+
+Examples:
+  volup bench
+  volup bench --shape kb2-61 --shape kb2-61-block --batch 2 --dtype bf16
+  volup bench --spec \"n 1, 64x64x64, 64>32, k 2, s 2, bias, relu, gn 8\" --threads 1 --json", common::SPEC_HELP))]
+pub struct Args {
+    /// A published shape, any number of times [default: all of them].
+    #[arg(long, value_name = "NAME", value_parser = shape_parser())]
+    shape: Vec<String>,
+    /// A block and its input, any number of times.
+    #[arg(long, value_name = "SPEC", value_parser = common::spec)]
+    spec: Vec<Case>,
+    /// The type to compute in.
+    #[arg(long, value_parser = common::dtype(), default_value = "f32")]
+    dtype: DType,
+    /// Threads to run on [default: all cores].
+    #[arg(long, value_name = "N", value_parser = common::threads)]
+    threads: Option<usize>,
+    /// The batch size, in place of the shape's own.
+    #[arg(long, value_name = "N")]
+    batch: Option<NonZeroUsize>,
+    /// Seconds to time each shape for; at least three runs are made.
+    #[arg(long, value_name = "S", default_value_t = 1.0, value_parser = seconds)]
+    seconds: f64,
+    /// The most memory that a shape's input, output and weight may take.
+    #[arg(long, value_name = "BYTES", value_parser = common::bytes, default_value = common::MAX_BYTES)]
+    max_bytes: u64,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+fn shape_parser() -> clap::builder::PossibleValuesParser {
+    clap::builder::PossibleValuesParser::new(published().iter().map(|case| case.name))
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(seconds) if (0.0..=86_400.0).contains(&seconds) => Ok(seconds),
+        _ => Err("a number of seconds from 0 to 86400 is wanted".into()),
+    }
+}
+
+/// Times the shapes.
+pub fn run(args: &Args) -> Result<()> {
+    let engine = common::engine(args.threads);
+    let mut cases: Vec<Case> = published();
+    let all = args.shape.is_empty() && args.spec.is_empty();
+    cases.retain(|case| all || args.shape.iter().any(|name| name == case.name));
+    cases.extend(args.spec.iter().cloned());
+    if let Some(batch) = args.batch {
+        for case in &mut cases {
+            case.batch = Some(batch.get());
+            // A larger batch may be past all bounds.
+            case.block.geometry(batch.get(), case.input)?;
+        }
+    }
+    for case in &cases {
+        common::check_size(case, args.dtype, args.max_bytes)?;
+        ensure!(case.batch != Some(0), "{case}: nothing to time in an empty batch");
+    }
+    let mut out = std::io::stdout().lock();
+    let mut rows = Vec::new();
+    if !args.json {
+        let header = ["name", "median ms", "20 %", "80 %", "GFLOP/s", "GB/s"];
+        let [name, median, low, high, flops, bytes] = header;
+        writeln!(out, "{name:<24} {median:>10} {low:>10} {high:>10} {flops:>9} {bytes:>8}  spec")?;
+    }
+    for case in &cases {
+        let times = time(&engine, case, args)?;
+        let at = |share: f64| times[((times.len() - 1) as f64 * share).round() as usize];
+        let [low, median, high] = [0.2, 0.5, 0.8].map(at);
+        let geometry = case.geometry();
+        let shapes = [geometry.input_shape(), geometry.conv().weight_shape(), geometry.output_shape()];
+        let elements: f64 =
+            shapes.iter().map(|shape| shape.iter().map(|&size| size as f64).product::<f64>()).sum();
+        let flops = geometry.flops() / median / 1e9;
+        let bytes = elements * args.dtype.size() as f64 / median / 1e9;
+        let line = case.to_string();
+        let spec = line.split_once(": ").map_or("", |(_, spec)| spec);
+        if args.json {
+            rows.push(json!({
+                "name": case.name, "spec": spec, "runs": times.len(), "median_ms": median * 1e3,
+                "p20_ms": low * 1e3, "p80_ms": high * 1e3, "gflops": flops, "gbytes_per_s": bytes,
+            }));
+        } else {
+            let (name, [low, median, high]) = (case.name, [low, median, high].map(|time| time * 1e3));
+            writeln!(
+                out,
+                "{name:<24} {median:>10.3} {low:>10.3} {high:>10.3} {flops:>9.1} {bytes:>8.2}  {spec}"
+            )?;
+        }
+    }
+    if args.json {
+        let description: serde_json::Map<_, _> =
+            engine.describe().into_iter().map(|(name, value)| (name.to_string(), value.into())).collect();
+        let report = json!({
+            "version": env!("CARGO_PKG_VERSION"), "engine": description,
+            "dtype": args.dtype.to_string(), "results": rows,
+        });
+        writeln!(out, "{report:#}")?;
+    }
+    Ok(())
+}
+
+/// Seconds of each run, ascending.
+fn time<E: Engine>(engine: &E, case: &Case, args: &Args) -> Result<Vec<f64>> {
+    let (input, parameters) = case.inputs(args.dtype, Fill::Normal, 1);
+    let layer = engine.layer(&case.block, &parameters)?;
+    let input = engine.upload(input)?;
+    let run = || -> Result<f64> {
+        let start = Instant::now();
+        black_box(engine.forward(&layer, black_box(&input))?);
+        Ok(start.elapsed().as_secs_f64())
+    };
+    let budget = Duration::from_secs_f64(args.seconds);
+    let warm = Instant::now();
+    run()?;
+    while warm.elapsed() < budget / 4 {
+        run()?;
+    }
+    let mut times = Vec::new();
+    let start = Instant::now();
+    while times.len() < LEAST_RUNS || start.elapsed() < budget {
+        times.push(run()?);
+    }
+    times.sort_by(f64::total_cmp);
+    Ok(times)
+}
