@@ -12,54 +12,55 @@ impl<T: Write + Seek> WriteSeek for T {}
 /// A file to be: its bytes collect in a temporary file beside it, which takes its name at the end.
 /// What is not committed is removed.
 pub struct Output {
-    file: BufWriter<tempfile::NamedTempFile>,
     path: PathBuf,
 }
 
 impl Output {
-    /// Opens the temporary file, so that a path that cannot be written shows before any work is done.
+    /// Tries whether a file can be made there, so that a path that cannot be written shows before
+    /// any work is done.
     pub fn create(path: &Path) -> Result<Output> {
-        Output::open(path).with_context(|| path.display().to_string())
-    }
-
-    fn open(path: &Path) -> Result<Output> {
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        match std::fs::metadata(folder) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                bail!("the folder {} does not exist", folder.display())
-            }
-            Ok(folder_is) if !folder_is.is_dir() => bail!("{} is not a folder", folder.display()),
-            _ => {}
-        }
-        // A folder or a device must not be replaced.
-        if std::fs::metadata(path).is_ok_and(|existing| !existing.is_file()) {
-            bail!("exists and is not a regular file");
-        }
-        let mut builder = tempfile::Builder::new();
-        builder.prefix(".volup-");
-        // As any new file: what the umask leaves, where a temporary file would be private.
-        #[cfg(unix)]
-        builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-        let file = match builder.tempfile_in(folder) {
-            Ok(file) => file,
-            // The message would name the temporary file.
-            Err(error) => bail!("cannot write in {}: {}", folder.display(), error.kind()),
-        };
-        Ok(Output { file: BufWriter::with_capacity(1 << 20, file), path: path.into() })
+        // Not kept open: an interrupted run should leave nothing behind.
+        open(path).map(drop).with_context(|| path.display().to_string())?;
+        Ok(Output { path: path.into() })
     }
 
     /// Writes the contents with `write` and gives the file its name.
     pub fn commit(self, write: impl FnOnce(&mut dyn WriteSeek) -> Result<()>) -> Result<()> {
-        let Output { mut file, path } = self;
         let finish = || -> Result<()> {
+            let mut file = BufWriter::with_capacity(1 << 20, open(&self.path)?);
             write(&mut file)?;
             let file = file.into_inner().map_err(|error| error.into_error())?;
             file.as_file().sync_all()?;
-            file.persist(&path).map_err(|error| error.error)?;
+            file.persist(&self.path).map_err(|error| error.error)?;
             Ok(())
         };
-        finish().with_context(|| path.display().to_string())
+        finish().with_context(|| self.path.display().to_string())
     }
+}
+
+/// A temporary file in the folder of a path.
+fn open(path: &Path) -> Result<tempfile::NamedTempFile> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    match std::fs::metadata(folder) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            bail!("the folder {} does not exist", folder.display())
+        }
+        Ok(folder_is) if !folder_is.is_dir() => bail!("{} is not a folder", folder.display()),
+        _ => {}
+    }
+    // A folder or a device must not be replaced.
+    if std::fs::metadata(path).is_ok_and(|existing| !existing.is_file()) {
+        bail!("exists and is not a regular file");
+    }
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(".volup-");
+    // As any new file: what the umask leaves, where a temporary file would be private.
+    #[cfg(unix)]
+    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+    // The system's message would name the temporary file.
+    builder
+        .tempfile_in(folder)
+        .map_err(|error| anyhow::anyhow!("cannot write in {}: {}", folder.display(), error.kind()))
 }
 
 #[cfg(test)]

@@ -81,6 +81,8 @@ pub fn run(args: &Args) -> Result<()> {
     let start = Instant::now();
     let kind = Kind::of(&args.output)?;
     check_paths(args)?;
+    let output = Output::create(&args.output)?;
+    let picture = args.png.as_deref().map(Output::create).transpose()?;
     let decoder = Decoder::read(&args.decoder).map_err(|error| match error {
         // It names the file itself.
         volup::Error::Io { .. } => error.into(),
@@ -92,8 +94,6 @@ pub fn run(args: &Args) -> Result<()> {
     let options = Options { dtype, max_bytes: args.max_bytes, array: args.array.as_deref() };
     let volume = Volume::read(&args.input, options)?;
     let tile = plan(args, &decoder, &volume).with_context(|| args.input.display().to_string())?;
-    let output = Output::create(&args.output)?;
-    let picture = args.png.as_deref().map(Output::create).transpose()?;
 
     let computing = Instant::now();
     let engine = common::engine(args.threads);

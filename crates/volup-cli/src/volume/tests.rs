@@ -148,7 +148,7 @@ fn flipped_bytes_never_panic() {
     for path in files(folder.path(), &volume(&[1, 1, 2, 3, 4], 3)) {
         let bytes = std::fs::read(&path).unwrap();
         let mut refused = 0;
-        for round in 0..4000 {
+        for round in 0..2000 {
             let mut wrong = bytes.clone();
             for _ in 0..1 + round % 4 {
                 // Half of them in the first bytes, where headers are.
@@ -159,7 +159,7 @@ fn flipped_bytes_never_panic() {
             refused += usize::from(Volume::read(&path, options(1 << 24)).is_err());
         }
         // A NIfTI header has much that does not matter here, an archive next to nothing.
-        let least = if path.ends_with("v.nii") { 100 } else { 1000 };
+        let least = if path.ends_with("v.nii") { 50 } else { 500 };
         assert!(refused > least, "{path:?} {refused}");
     }
 }
