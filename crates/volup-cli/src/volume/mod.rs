@@ -84,10 +84,10 @@ impl Volume {
     }
 
     fn read_as(path: &Path, kind: Kind, Options { dtype, max_bytes, array }: Options<'_>) -> Result<Volume> {
-        let mut file = File::open(path)?;
-        let metadata = file.metadata()?;
-        // A folder cannot be read; a device or a pipe may have no end.
+        // A folder cannot be read; a device or a pipe may have no end, or wait for ever when opened.
+        let metadata = std::fs::metadata(path)?;
         ensure!(metadata.is_file(), "not a regular file");
+        let mut file = File::open(path)?;
         let limits = Limits { max_bytes, at_hand: Some((metadata.len(), Compressed::No)) };
         let (tensor, origin) = match kind {
             Kind::Npy => (npy::read(&mut BufReader::new(file), dtype, limits)?, Origin::Npy),

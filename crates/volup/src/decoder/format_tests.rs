@@ -176,12 +176,11 @@ fn each_rule_of_a_block_keeps_its_error() {
 
 #[test]
 fn each_broken_tensor_is_named() {
-    let read = |change: &dyn Fn(&mut Vec<(String, Tensor)>)| {
-        field(Decoder::from_bytes(&file(|_| {}, change)).unwrap_err())
-    };
+    type Tensors = Vec<(String, Tensor)>;
+    let read = |change: &dyn Fn(&mut Tensors)| field(Decoder::from_bytes(&file(|_| {}, change)).unwrap_err());
     assert_eq!(read(&|all| all.retain(|(name, _)| name != "blocks.0.norm.bias")), "blocks.0.norm.bias");
     assert_eq!(read(&|all| all.push(("last.conv.bias".into(), tensor(&[2])))), "last.conv.bias");
-    let replace = |all: &mut Vec<(String, Tensor)>, tensor: Tensor| {
+    let replace = |all: &mut Tensors, tensor: Tensor| {
         all.iter_mut().find(|(name, _)| name == "last.conv.weight").unwrap().1 = tensor;
     };
     assert_eq!(read(&|all| replace(all, tensor(&[2, 4, 1, 1, 1]))), "last.conv.weight");

@@ -152,15 +152,17 @@ impl Decoder {
         let tile_size = cuts.map(|cut| cut.lengths[last]);
         let offset = cuts.map(|cut| cut.skips[last]);
         let mut upsampled = vec![0f64; part_size[2]];
+        let mut line = Vec::new();
+        let skip = (self.skip == Some(Skip::Trilinear))
+            .then(|| [0, 1, 2].map(|axis| Between::of(part[axis].clone(), scale[axis], sample.size[axis])));
         for c in 0..self.out_channels() {
             for z in 0..part_size[0] {
                 for y in 0..part_size[1] {
-                    let from = row(c, [offset[0] + z, offset[1] + y, offset[2]], tile_size);
-                    let at = [part[0].start + z, part[1].start + y, part[2].start];
-                    let to = row(c, at, out_size);
-                    if self.skip == Some(Skip::Trilinear) {
-                        sample.upsample_row(scale, c, at, &mut upsampled);
+                    if let Some([zs, ys, xs]) = &skip {
+                        sample.upsample_row(c, &zs[z], &ys[y], xs, &mut line, &mut upsampled);
                     }
+                    let from = row(c, [offset[0] + z, offset[1] + y, offset[2]], tile_size);
+                    let to = row(c, [part[0].start + z, part[1].start + y, part[2].start], out_size);
                     let values = tile[from..].iter().zip(&upsampled);
                     for (out, (value, skip)) in output[to..].iter_mut().zip(values) {
                         *out = T::from_f64((value.to_f64() + skip) * sample.magnitude);
@@ -217,32 +219,48 @@ impl<T: Element> Sample<'_, T> {
         Tensor::new(&[1, self.channels, d, h, w], values)
     }
 
-    /// A row of the scaled sample, upsampled trilinearly, from the voxel `at` of the output on.
-    fn upsample_row(&self, scale: [usize; 3], c: usize, at: [usize; 3], out: &mut [f64]) {
-        let [(z0, z1, z), (y0, y1, y)] = [0, 1].map(|axis| source(at[axis], scale[axis], self.size[axis]));
-        let rows = [[z0, y0], [z0, y1], [z1, y0], [z1, y1]];
-        let rows = rows.map(|[z, y]| &self.values[row(c, [z, y, 0], self.size)..][..self.size[2]]);
-        let line = |x: usize| {
-            let [a, b, c, d] = rows.map(|row| row[x].to_f64() / self.magnitude);
-            lerp(lerp(a, b, y), lerp(c, d, y), z)
-        };
-        // Neighbouring outputs share their two inputs, so each is interpolated once.
-        let mut at_hand = (usize::MAX, 0.0, 0.0);
-        for (step, out) in out.iter_mut().enumerate() {
-            let (x0, x1, x) = source(at[2] + step, scale[2], self.size[2]);
-            if at_hand.0 != x0 {
-                at_hand = (x0, line(x0), line(x1));
-            }
-            *out = lerp(at_hand.1, at_hand.2, x);
+    /// A row of the scaled sample, upsampled trilinearly: `line` is room for the row between rows.
+    fn upsample_row(
+        &self,
+        c: usize,
+        z: &Between,
+        y: &Between,
+        xs: &[Between],
+        line: &mut Vec<f64>,
+        out: &mut [f64],
+    ) {
+        let rows = [[z.first, y.first], [z.first, y.second], [z.second, y.first], [z.second, y.second]];
+        let [first, last] = [xs[0].first, xs[xs.len() - 1].second];
+        let [a, b, c, d] =
+            rows.map(|[z, y]| &self.values[row(c, [z, y, first], self.size)..][..=last - first]);
+        line.clear();
+        line.extend(a.iter().zip(b).zip(c).zip(d).map(|(((a, b), c), d)| {
+            let [a, b, c, d] = [a, b, c, d].map(|value| value.to_f64());
+            lerp(lerp(a, b, y.weight), lerp(c, d, y.weight), z.weight) / self.magnitude
+        }));
+        for (out, x) in out.iter_mut().zip(xs) {
+            *out = lerp(line[x.first - first], line[x.second - first], x.weight);
         }
     }
 }
 
-/// Between which two inputs an output lies along an axis, and how far past the first.
-fn source(o: usize, scale: usize, size: usize) -> (usize, usize, f64) {
-    let position = ((o as f64 + 0.5) / scale as f64 - 0.5).max(0.0);
-    let first = (position as usize).min(size - 1);
-    (first, (first + 1).min(size - 1), position - first as f64)
+/// Two neighbouring inputs that an output lies between, and the weight of the second.
+struct Between {
+    first: usize,
+    second: usize,
+    weight: f64,
+}
+
+impl Between {
+    /// For each of the outputs along an axis of so many inputs.
+    fn of(outputs: Range<usize>, scale: usize, inputs: usize) -> Vec<Between> {
+        let between = |o: usize| {
+            let position = ((o as f64 + 0.5) / scale as f64 - 0.5).max(0.0);
+            let first = (position as usize).min(inputs - 1);
+            Between { first, second: (first + 1).min(inputs - 1), weight: position - first as f64 }
+        };
+        outputs.map(between).collect()
+    }
 }
 
 fn lerp(a: f64, b: f64, weight: f64) -> f64 {
