@@ -32,8 +32,8 @@
 //! - `norm_groups` is null for a block without group normalization; `eps` and `affine` then have no
 //!   meaning.
 //!
-//! A block called `NAME` has the tensors `NAME.conv.weight` [Cin, Cout/groups, kD, kH, kW],
-//! `NAME.conv.bias` [Cout] if `bias`, and `NAME.norm.weight` and `NAME.norm.bias` [Cout] if it has an
+//! A block called `NAME` has the tensors `NAME.conv.weight` `[Cin, Cout/groups, kD, kH, kW]`,
+//! `NAME.conv.bias` `[Cout]` if `bias`, and `NAME.norm.weight` and `NAME.norm.bias` `[Cout]` if it has an
 //! affine normalization. The file holds no others, and all are of one type: F32, F64, F16 or BF16.
 //! The metadata and the list of tensors together may take up to [`MAX_HEADER_BYTES`].
 //!

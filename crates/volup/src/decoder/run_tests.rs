@@ -304,3 +304,8 @@ fn a_norm_is_noticed() {
     assert!(Decoder::new(vec![normed], None, None).unwrap().has_norm());
     assert!(!Decoder::new(vec![identity()], None, None).unwrap().has_norm());
 }
+
+#[test]
+fn memory_that_is_not_there_is_an_error() {
+    assert!(matches!(zeros::<f64>(1 << 58), Err(Error::OutOfMemory { bytes, .. }) if bytes == 1 << 61));
+}
