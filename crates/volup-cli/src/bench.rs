@@ -1,6 +1,6 @@
 //! `volup bench`: how fast blocks run here.
 
-use crate::common;
+use crate::arguments;
 use anyhow::{Result, ensure};
 use serde_json::json;
 use std::hint::black_box;
@@ -24,19 +24,19 @@ before. GFLOP/s count multiply-adds that reach the output, GB/s the input, weigh
 Examples:
   volup bench
   volup bench --shape kb2-61 --shape kb2-61-block --batch 2 --dtype bf16
-  volup bench --spec \"n 1, 64x64x64, 64>32, k 2, s 2, bias, relu, gn 8\" --threads 1 --json", common::SPEC_HELP))]
+  volup bench --spec \"n 1, 64x64x64, 64>32, k 2, s 2, bias, relu, gn 8\" --threads 1 --json", arguments::SPEC_HELP))]
 pub struct Args {
     /// A published shape, any number of times [default: all of them].
     #[arg(long, value_name = "NAME", value_parser = shape_parser())]
     shape: Vec<String>,
     /// A block and its input, any number of times.
-    #[arg(long, value_name = "SPEC", value_parser = common::spec)]
+    #[arg(long, value_name = "SPEC", value_parser = arguments::spec)]
     spec: Vec<Case>,
     /// The type to compute in.
-    #[arg(long, value_parser = common::dtype(), default_value = "f32")]
+    #[arg(long, value_parser = arguments::dtype(), default_value = "f32")]
     dtype: DType,
     /// Threads to run on [default: all cores].
-    #[arg(long, value_name = "N", value_parser = common::threads)]
+    #[arg(long, value_name = "N", value_parser = arguments::threads)]
     threads: Option<usize>,
     /// The batch size, in place of the shape's own.
     #[arg(long, value_name = "N")]
@@ -45,7 +45,7 @@ pub struct Args {
     #[arg(long, value_name = "S", default_value_t = 1.0, value_parser = seconds)]
     seconds: f64,
     /// The most memory that a shape's input, output and weight may take.
-    #[arg(long, value_name = "BYTES", value_parser = common::bytes, default_value = common::MAX_BYTES)]
+    #[arg(long, value_name = "BYTES", value_parser = arguments::bytes, default_value = arguments::MAX_BYTES)]
     max_bytes: u64,
     /// Print JSON.
     #[arg(long)]
@@ -65,7 +65,7 @@ fn seconds(text: &str) -> Result<f64, String> {
 
 /// Times the shapes.
 pub fn run(args: &Args) -> Result<()> {
-    let engine = common::engine(args.threads);
+    let engine = arguments::engine(args.threads);
     let mut cases: Vec<Case> = published();
     let all = args.shape.is_empty() && args.spec.is_empty();
     cases.retain(|case| all || args.shape.iter().any(|name| name == case.name));
@@ -78,7 +78,7 @@ pub fn run(args: &Args) -> Result<()> {
         }
     }
     for case in &cases {
-        common::check_size(case, args.dtype, args.max_bytes)?;
+        arguments::check_size(case, args.dtype, args.max_bytes)?;
         ensure!(case.batch != Some(0), "{case}: nothing to time in an empty batch");
     }
     let mut out = std::io::stdout().lock();

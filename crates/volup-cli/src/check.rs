@@ -1,6 +1,6 @@
 //! `volup check`: whether the engine computes what it should, against double precision.
 
-use crate::common;
+use crate::{arguments, failure};
 use anyhow::Result;
 use std::io::Write;
 use std::process::ExitCode;
@@ -23,22 +23,22 @@ sum. A bare convolution of more than {} GFLOP is checked at {SAMPLES} random vox
 Examples:
   volup check
   volup check --case kb1-61 --dtype bf16
-  volup check --spec \"n 2, 9x7x5, 8>6, k 3, s 2, p 1, op 1, g 2, bias, silu, gn 3\"", MOST_FLOPS / 1e9, common::SPEC_HELP))]
+  volup check --spec \"n 2, 9x7x5, 8>6, k 3, s 2, p 1, op 1, g 2, bias, silu, gn 3\"", MOST_FLOPS / 1e9, arguments::SPEC_HELP))]
 pub struct Args {
     /// A case of the table or a published shape, any number of times [default: the whole table].
     #[arg(long, value_name = "NAME", value_parser = case_parser(), hide_possible_values = true)]
     case: Vec<String>,
     /// A block and its input, any number of times.
-    #[arg(long, value_name = "SPEC", value_parser = common::spec)]
+    #[arg(long, value_name = "SPEC", value_parser = arguments::spec)]
     spec: Vec<Case>,
     /// The type to compute in, any number of times [default: all].
-    #[arg(long, value_parser = common::dtype())]
+    #[arg(long, value_parser = arguments::dtype())]
     dtype: Vec<DType>,
     /// Threads to run on [default: all cores].
-    #[arg(long, value_name = "N", value_parser = common::threads)]
+    #[arg(long, value_name = "N", value_parser = arguments::threads)]
     threads: Option<usize>,
     /// The most memory that a case's input, output and weight may take.
-    #[arg(long, value_name = "BYTES", value_parser = common::bytes, default_value = common::MAX_BYTES)]
+    #[arg(long, value_name = "BYTES", value_parser = arguments::bytes, default_value = arguments::MAX_BYTES)]
     max_bytes: u64,
 }
 
@@ -63,14 +63,14 @@ struct Worst {
 
 /// Runs the checks; fails if any does.
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let engine = common::engine(args.threads);
+    let engine = arguments::engine(args.threads);
     let mut chosen = if args.case.is_empty() && args.spec.is_empty() { cases() } else { Vec::new() };
     chosen.extend(all_cases().into_iter().filter(|case| args.case.iter().any(|name| name == case.name)));
     chosen.extend(args.spec.iter().cloned());
     let dtypes = if args.dtype.is_empty() { &DType::ALL[..] } else { &args.dtype };
     for case in &chosen {
         for &dtype in dtypes {
-            common::check_size(case, dtype, args.max_bytes)?;
+            arguments::check_size(case, dtype, args.max_bytes)?;
         }
     }
     let mut out = std::io::stdout().lock();
@@ -90,7 +90,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
                             format!("{error:.1e} at {at:?}, {ratio:.3} of the bound {bound:.1e}{outside}");
                         (verdict, line)
                     }
-                    Err(error) => ("FAIL", common::one_line(&error)),
+                    Err(error) => ("FAIL", failure::one_line(&error)),
                 };
                 failed += usize::from(verdict == "FAIL");
                 let fill = format!("{fill:?}").to_lowercase();

@@ -1,6 +1,6 @@
 //! `volup info`: what this build can do here.
 
-use crate::common;
+use crate::arguments;
 use anyhow::Result;
 use std::io::Write;
 use volup::Engine;
@@ -17,7 +17,7 @@ pub struct Args {
 /// Prints the version and the engines.
 pub fn run(args: &Args) -> Result<()> {
     let version = env!("CARGO_PKG_VERSION");
-    let lines = common::engine(None).describe();
+    let lines = arguments::engine(None).describe();
     let mut out = std::io::stdout().lock();
     if args.json {
         let cpu: serde_json::Map<_, _> =

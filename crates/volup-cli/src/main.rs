@@ -2,7 +2,8 @@
 
 mod bench;
 mod check;
-mod common;
+mod failure;
+mod arguments;
 mod info;
 mod output;
 mod run;
@@ -38,8 +39,8 @@ fn main() -> ExitCode {
         Command::Info(args) => info::run(&args).map(|()| ExitCode::SUCCESS),
     };
     result.unwrap_or_else(|error| {
-        if !common::is_broken_pipe(&error) {
-            eprintln!("error: {}", common::one_line(&error));
+        if !failure::is_broken_pipe(&error) {
+            eprintln!("error: {}", failure::one_line(&error));
         }
         ExitCode::FAILURE
     })

@@ -1,6 +1,6 @@
 //! `volup run`: a volume in, a larger one out.
 
-use crate::common;
+use crate::arguments;
 use crate::output::Output;
 use crate::volume::{Kind, Options, Volume, png, size};
 use anyhow::{Context, Result, bail, ensure};
@@ -41,21 +41,22 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     png: Option<PathBuf>,
     /// Cut the input into tiles of N voxels along each axis, so that large volumes need less memory;
-    /// `auto` does so where the whole needs more than 1 GiB besides input and output. A decoder with
-    /// group norm gives other values in tiles.
+    /// `auto` does so where the whole needs more than 1 GiB besides input and output. Without group
+    /// norm the result is the same and `auto` the default; a decoder with group norm gives other
+    /// values in tiles and is not cut unless this says so.
     #[arg(long, value_name = "N|auto", value_parser = tile)]
     tile: Option<Tile>,
     /// Threads to run on [default: all cores].
-    #[arg(long, value_name = "N", value_parser = common::threads)]
+    #[arg(long, value_name = "N", value_parser = arguments::threads)]
     threads: Option<usize>,
     /// The type to compute in.
-    #[arg(long, value_parser = common::dtype(), default_value = "f32")]
+    #[arg(long, value_parser = arguments::dtype(), default_value = "f32")]
     dtype: DType,
     /// The array to read from an .npz that holds several.
     #[arg(long, value_name = "NAME")]
     array: Option<String>,
     /// The most memory that the input, the output, or the run between them may take.
-    #[arg(long, value_name = "BYTES", value_parser = common::bytes, default_value = common::MAX_BYTES)]
+    #[arg(long, value_name = "BYTES", value_parser = arguments::bytes, default_value = arguments::MAX_BYTES)]
     max_bytes: u64,
     /// Print nothing but errors.
     #[arg(long, short)]
@@ -96,7 +97,7 @@ pub fn run(args: &Args) -> Result<()> {
     let tile = plan(args, &decoder, &volume).with_context(|| args.input.display().to_string())?;
 
     let computing = Instant::now();
-    let engine = common::engine(args.threads);
+    let engine = arguments::engine(args.threads);
     let bar = progress_bar(args.quiet);
     let result = decoder.run(&engine, &volume.tensor, tile, |done, total| {
         bar.set_length(total as u64);
@@ -166,9 +167,9 @@ fn plan(args: &Args, decoder: &Decoder, volume: &Volume) -> Result<Option<usize>
         args.max_bytes
     );
     let tile = match args.tile {
-        None => None,
+        None if decoder.has_norm() => None,
         Some(Tile::Voxels(voxels)) => Some(voxels),
-        Some(Tile::Auto) => decoder.tile_for(volume.size(), TILE_BYTES.min(args.max_bytes))?,
+        None | Some(Tile::Auto) => decoder.tile_for(volume.size(), TILE_BYTES.min(args.max_bytes))?,
     };
     let plan = decoder.plan(volume.size(), tile)?;
     let bytes = plan.working_elements().saturating_mul(args.dtype.size() as u128);

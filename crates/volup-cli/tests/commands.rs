@@ -1,8 +1,8 @@
 //! `volup bench`, `check` and `info`, and what all commands have in common.
 
-mod common;
+mod room;
 
-use common::Room;
+use room::Room;
 use serde_json::Value;
 
 const SMALL: &str = "n 2, 5x4x3, 4>6, k 3, s 2, p 1, op 1, g 2, bias, relu, gn 3";

@@ -1,8 +1,8 @@
 //! `volup run`, as a user calls it.
 
-mod common;
+mod room;
 
-use common::{Room, decoder, floats, npy, npy_header, read_npy};
+use room::{Room, decoder, floats, npy, npy_header, read_npy};
 use flate2::read::GzDecoder;
 use std::io::Read;
 use volup::Tensor;

@@ -11,13 +11,13 @@ pub(crate) const CO_BLOCK: usize = 8;
 /// A block's parameters in the caller's memory, contiguous, in PyTorch's shapes.
 #[derive(Clone, Copy, Debug)]
 pub struct ParametersRef<'a, T> {
-    /// [Cin, Cout/groups, kD, kH, kW].
+    /// `[Cin, Cout/groups, kD, kH, kW]`.
     pub weight: &'a [T],
-    /// [Cout], if the convolution has a bias.
+    /// `[Cout]`, if the convolution has a bias.
     pub bias: Option<&'a [T]>,
-    /// [Cout], if the normalization is affine.
+    /// `[Cout]`, if the normalization is affine.
     pub norm_weight: Option<&'a [T]>,
-    /// [Cout], if the normalization is affine.
+    /// `[Cout]`, if the normalization is affine.
     pub norm_bias: Option<&'a [T]>,
 }
 
@@ -68,9 +68,9 @@ fn channel_blocks(channels: usize) -> Vec<ChannelBlock> {
 
 /// A block with its parameters packed for the CPU's kernels.
 ///
-/// Weights lie as [group][block of channels][class of taps D][H][W][input channel][tap D][H][W]
-/// [channel of the block], so that a kernel reads them from front to back; a block's channels are
-/// padded with zeros to a power of two.
+/// Weights lie as `[group][block of channels][class of taps][input channel][tap][channel of the
+/// block]`, so that a kernel reads them from front to back; a block's channels are padded with zeros
+/// to a power of two.
 pub struct CpuLayer<T: Storage> {
     pub(crate) block: BlockSpec,
     pub(crate) weights: Buffer,

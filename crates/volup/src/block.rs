@@ -272,13 +272,13 @@ impl fmt::Display for BlockSpec {
 /// The parameters of a block, in PyTorch's shapes and contiguous, all of one type.
 #[derive(Clone, Debug)]
 pub struct Parameters {
-    /// [Cin, Cout/groups, kD, kH, kW].
+    /// `[Cin, Cout/groups, kD, kH, kW]`.
     pub weight: Tensor,
-    /// [Cout], if the convolution has a bias.
+    /// `[Cout]`, if the convolution has a bias.
     pub bias: Option<Tensor>,
-    /// [Cout], the normalization's weight (gamma), if it is affine.
+    /// `[Cout]`, the normalization's weight (gamma), if it is affine.
     pub norm_weight: Option<Tensor>,
-    /// [Cout], the normalization's bias (beta), if it is affine.
+    /// `[Cout]`, the normalization's bias (beta), if it is affine.
     pub norm_bias: Option<Tensor>,
 }
 

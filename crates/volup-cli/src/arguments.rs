@@ -1,7 +1,6 @@
-//! What several subcommands need.
+//! Arguments that several subcommands take.
 
 use clap::builder::TypedValueParser;
-use std::io::ErrorKind;
 use volup::DType;
 use volup::testing::Case;
 use volup_cpu::CpuEngine;
@@ -76,27 +75,6 @@ pub fn check_size(case: &Case, dtype: DType, max_bytes: u64) -> anyhow::Result<(
     Ok(())
 }
 
-/// An error and what it is about, on one line. volup's own errors already say what caused them.
-pub fn one_line(error: &anyhow::Error) -> String {
-    let mut line = String::new();
-    for cause in error.chain() {
-        if !line.is_empty() {
-            line.push_str(": ");
-        }
-        line.push_str(&cause.to_string());
-        if cause.is::<volup::Error>() {
-            break;
-        }
-    }
-    line.replace(['\n', '\r'], " ")
-}
-
-/// Whether the reader of our output has gone, which is nobody's error.
-pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    let is = |cause: &std::io::Error| cause.kind() == ErrorKind::BrokenPipe;
-    error.chain().any(|cause| cause.downcast_ref().is_some_and(is))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -123,12 +101,5 @@ mod tests {
         assert!(spec("n 1,2x2x2,1>1,k 2").is_ok());
         let error = spec("2x2x2, 4>6, k 3, g 4").unwrap_err();
         assert_eq!(error, "out_channels must be divisible by groups, got out_channels 6 with groups 4");
-    }
-
-    #[test]
-    fn errors_are_one_line() {
-        let inner = std::io::Error::other("two\nlines");
-        let error = anyhow::Error::from(volup::Error::Io { path: "a.npy".into(), source: inner });
-        assert_eq!(one_line(&error.context("outer")), "outer: a.npy: two lines");
     }
 }
