@@ -1,9 +1,9 @@
 //! `volup`: learned volumetric upsampling from the command line.
 
+mod arguments;
 mod bench;
 mod check;
 mod failure;
-mod arguments;
 mod info;
 mod output;
 mod run;

@@ -2,8 +2,8 @@
 
 mod room;
 
-use room::{Room, decoder, floats, npy, npy_header, read_npy};
 use flate2::read::GzDecoder;
+use room::{Room, decoder, floats, npy, npy_header, read_npy};
 use std::io::Read;
 use volup::Tensor;
 use volup::decoder::Decoder;
