@@ -6,8 +6,8 @@ use crate::memory::RawTensor;
 use pyo3::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
-use volup::{BlockSpec, ConvSpec, Element, Error, MemoryFormat, NormSpec, with_element};
-use volup_cpu::{CpuEngine, CpuLayer, ParametersRef};
+use volup::{BlockSpec, ConvSpec, Error, MemoryFormat, NormSpec, with_element};
+use volup_cpu::{CpuEngine, CpuLayer, ParametersRef, Storage};
 
 /// A transposed convolution with what follows it, checked.
 ///
@@ -153,7 +153,7 @@ struct Call {
 }
 
 impl Call {
-    fn run<T: Element>(&self, py: Python<'_>, spec: &BlockSpec, engine: &CpuEngine) -> PyResult<()> {
+    fn run<T: Storage>(&self, py: Python<'_>, spec: &BlockSpec, engine: &CpuEngine) -> PyResult<()> {
         let geometry = spec.geometry_of(self.input.shape()).map_err(raised)?;
         let per_channel = [spec.conv().out_channels()];
         self.input.expect("input", &geometry.input_shape(), T::DTYPE)?;
@@ -196,7 +196,10 @@ fn format(channels_last: bool) -> MemoryFormat {
 /// A number of groups.
 fn count(param: &'static str, value: &Bound<'_, PyAny>) -> PyResult<usize> {
     let got = integer(param, "int", value)?;
-    usize::try_from(got).map_err(|_| raised(Error::NotPositive { param, got }))
+    match usize::try_from(got) {
+        Ok(groups) if groups > 0 => Ok(groups),
+        _ => Err(raised(Error::NotPositive { param, got })),
+    }
 }
 
 /// The engine of a number of threads.

@@ -32,8 +32,9 @@ pub(crate) fn write_decoder(
     py.detach(|| decoder.write(path)).map_err(raised)
 }
 
-/// Reads a decoder's file: its blocks as dicts of the package's parameters, with the name and the
-/// tensors as (bytes, shape, type's name), then skip and normalize.
+/// Reads a decoder's file: each block as the parameters of
+/// `ConvTranspose3dBlock` and its state, whose tensors are (bytes, shape, type's name); then
+/// skip and normalize.
 #[pyfunction]
 pub(crate) fn read_decoder(
     py: Python<'_>,
@@ -41,19 +42,20 @@ pub(crate) fn read_decoder(
 ) -> PyResult<(Bound<'_, PyList>, Option<&'static str>, Option<&'static str>)> {
     let decoder = py.detach(|| Decoder::read(path)).map_err(raised)?;
     let blocks = PyList::empty(py);
-    for DecoderBlock { name, spec, parameters } in decoder.blocks() {
-        let block = block_to_python(py, spec)?;
-        block.set_item("name", name)?;
+    for DecoderBlock { spec, parameters, .. } in decoder.blocks() {
+        let state = PyDict::new(py);
         let Parameters { weight, bias, norm_weight, norm_bias } = parameters;
         for (key, tensor) in [
-            ("weight", Some(weight)),
-            ("bias", bias.as_ref()),
-            ("norm_weight", norm_weight.as_ref()),
-            ("norm_bias", norm_bias.as_ref()),
+            ("conv.weight", Some(weight)),
+            ("conv.bias", bias.as_ref()),
+            ("norm.weight", norm_weight.as_ref()),
+            ("norm.bias", norm_bias.as_ref()),
         ] {
-            block.set_item(key, tensor.map(|tensor| tensor_to_python(py, tensor)))?;
+            if let Some(tensor) = tensor {
+                state.set_item(key, tensor_to_python(py, tensor))?;
+            }
         }
-        blocks.append(block)?;
+        blocks.append((block_to_python(py, spec)?, state))?;
     }
     let skip = decoder.skip().map(|Skip::Trilinear| "trilinear");
     let normalize = decoder.normalize().map(|Normalize::Max| "max");

@@ -64,4 +64,8 @@ def write_decoder(
 ) -> None: ...
 def read_decoder(
     path: str | os.PathLike[str],
-) -> tuple[list[dict[str, Any]], str | None, str | None]: ...
+) -> tuple[
+    list[tuple[dict[str, Any], dict[str, tuple[bytearray, list[int], str]]]],
+    str | None,
+    str | None,
+]: ...

@@ -81,12 +81,12 @@ def export(decoder: torch.nn.Module, path: str | os.PathLike[str]) -> None:
 def _tensors_of(run: Run) -> dict[str, Tensor]:
     """The block's parameters, on the CPU and contiguous."""
     tensors = {name: tensor.detach().cpu() for name, tensor in run.parameters.items()}
-    if ("norm_weight" in tensors) != ("norm_bias" in tensors):
+    if "norm_weight" in tensors and "norm_bias" not in tensors:
         # torch.nn.GroupNorm(bias=False) has the one without the other, the file has both.
         tensors["norm_bias"] = torch.zeros_like(tensors["norm_weight"])
     for name, tensor in tensors.items():
         _memory.check(name, tensor)
-        tensors[name] = _memory.dense(tensor)[0]
+        tensors[name] = _memory.dense(tensor)
     return tensors
 
 

@@ -403,26 +403,12 @@ class Decoder(torch.nn.Module):
         """
         entries, skip, normalize = _native.read_decoder(path)
         blocks = []
-        for entry in entries:
-            entry.pop("name")
-            tensors = {
-                key: _tensor(*entry.pop(name))
-                for key, name in _STATE_KEYS.items()
-                if entry[name] is not None or entry.pop(name)
-            }
-            block = ConvTranspose3dBlock(**entry, dtype=tensors["conv.weight"].dtype)
-            block.load_state_dict(tensors)
+        for options, stored in entries:
+            state = {key: _tensor(*parts) for key, parts in stored.items()}
+            block = ConvTranspose3dBlock(**options, dtype=state["conv.weight"].dtype)
+            block.load_state_dict(state)
             blocks.append(block)
         return cls(*blocks, skip=skip, normalize=normalize)
-
-
-# A block's tensors: under its own names, and under those of the functions.
-_STATE_KEYS = {
-    "conv.weight": "weight",
-    "conv.bias": "bias",
-    "norm.weight": "norm_weight",
-    "norm.bias": "norm_bias",
-}
 
 
 def _tensor(elements: bytearray, shape: list[int], dtype: str) -> Tensor:
