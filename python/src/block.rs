@@ -1,6 +1,7 @@
 //! The block: checked once, then asked for the shape of its output and computed.
 
 use crate::arguments::{self, integer, triple};
+use crate::cache::Cache;
 use crate::error::raised;
 use crate::memory::RawTensor;
 use pyo3::prelude::*;
@@ -106,10 +107,11 @@ impl Block {
     /// Computes the block on the host, on a number of threads, without holding the GIL.
     ///
     /// Every tensor is (address, shape, type's name), the input's and output's shapes are batched,
-    /// the parameters are contiguous. Whoever calls this keeps the tensors alive meanwhile.
+    /// the parameters are contiguous. Whoever calls this keeps the tensors alive meanwhile. With a
+    /// cache, packed parameters are kept in it.
     #[pyo3(signature = (
         threads, input, input_channels_last, weight, bias, norm_weight, norm_bias,
-        output, output_channels_last, /
+        output, output_channels_last, cache, /
     ))]
     #[allow(clippy::too_many_arguments, reason = "a block's tensors")]
     fn forward_cpu(
@@ -124,6 +126,7 @@ impl Block {
         norm_bias: Option<RawTensor>,
         output: RawTensor,
         output_channels_last: bool,
+        cache: Option<&Cache>,
     ) -> PyResult<()> {
         let call = Call {
             input,
@@ -136,7 +139,7 @@ impl Block {
             output_format: format(output_channels_last),
         };
         let engine = engine(threads);
-        with_element!(call.input.dtype()?, T => call.run::<T>(py, &self.spec, &engine))
+        with_element!(call.input.dtype()?, T => call.run::<T>(py, &self.spec, &engine, cache))
     }
 }
 
@@ -153,7 +156,13 @@ struct Call {
 }
 
 impl Call {
-    fn run<T: Storage>(&self, py: Python<'_>, spec: &BlockSpec, engine: &CpuEngine) -> PyResult<()> {
+    fn run<T: Storage>(
+        &self,
+        py: Python<'_>,
+        spec: &BlockSpec,
+        engine: &CpuEngine,
+        cache: Option<&Cache>,
+    ) -> PyResult<()> {
         let geometry = spec.geometry_of(self.input.shape()).map_err(raised)?;
         let per_channel = [spec.conv().out_channels()];
         self.input.expect("input", &geometry.input_shape(), T::DTYPE)?;
@@ -182,8 +191,13 @@ impl Call {
             (self.input.elements::<T>()?, parameters, self.output.elements_mut::<T>()?)
         };
         py.detach(|| {
-            let layer = CpuLayer::new(spec, parameters)?;
-            engine.forward_into(&layer, &geometry, input, self.input_format, output, self.output_format)
+            let mut forward = |layer: &CpuLayer<T>| {
+                engine.forward_into(layer, &geometry, input, self.input_format, output, self.output_format)
+            };
+            match cache {
+                Some(cache) => forward(&cache.layer(spec, parameters)?.layer),
+                None => forward(&CpuLayer::new(spec, parameters)?),
+            }
         })
         .map_err(raised)
     }

@@ -27,8 +27,9 @@ pub(crate) fn write_decoder(
         let parameters = owned(&parameters)?;
         Ok(DecoderBlock { name, spec: block.spec, parameters })
     });
-    let decoder = Decoder::new(blocks.collect::<PyResult<Vec<_>>>()?, skip_of(skip)?, normalize_of(normalize)?)
-        .map_err(raised)?;
+    let decoder =
+        Decoder::new(blocks.collect::<PyResult<Vec<_>>>()?, skip_of(skip)?, normalize_of(normalize)?)
+            .map_err(raised)?;
     py.detach(|| decoder.write(path)).map_err(raised)
 }
 

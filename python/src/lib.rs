@@ -4,6 +4,7 @@
 
 mod arguments;
 mod block;
+mod cache;
 mod cases;
 mod decoder;
 mod error;
@@ -14,6 +15,8 @@ mod memory;
 mod _native {
     #[pymodule_export]
     use crate::block::Block;
+    #[pymodule_export]
+    use crate::cache::Cache;
     #[pymodule_export]
     use crate::cases::cases;
     #[pymodule_export]

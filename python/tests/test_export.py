@@ -198,7 +198,7 @@ def test_the_command_line_computes_the_same(tmp_path: Path, skip, normalize) -> 
     volup.export(model, tmp_path / "decoder.safetensors")
     volume = (5 * torch.rand(6, 7, 8)).numpy()
     np.save(tmp_path / "in.npy", volume)
-    command = [CLI, "run", "decoder.safetensors", "in.npy", "-o", "out.npy"]
+    command = [CLI, "run", "--decoder", "decoder.safetensors", "in.npy", "out.npy"]
     subprocess.run(command, cwd=tmp_path, check=True)
     with torch.no_grad():
         expected = model(torch.from_numpy(volume)[None])[0]

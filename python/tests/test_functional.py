@@ -16,6 +16,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
 import volup
+from volup import functional
 
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]
 
@@ -465,12 +466,45 @@ def test_output_never_aliases() -> None:
     assert torch.equal(input, before)
 
 
-def test_sees_every_change_of_the_weight() -> None:
-    weight = torch.nn.Parameter(W.clone())
+def test_sees_every_change_of_the_parameters() -> None:
+    weight, bias = torch.nn.Parameter(W.clone()), torch.nn.Parameter(B.clone())
+
+    def check(input: Tensor = X, stride: int = 1) -> None:
+        for _ in range(2):
+            got = volup.conv_transpose3d(input, weight, bias, stride)
+            close(got, F.conv_transpose3d(input, weight, bias, stride))
+
     with torch.no_grad():
-        volup.conv_transpose3d(X, weight)
-        weight.data.mul_(2)  # bypasses the version counter
-        close(volup.conv_transpose3d(X, weight), F.conv_transpose3d(X, weight))
+        check()
+        weight.mul_(2)
+        check()
+        weight.data[0, 0, 0, 0, 0] = 7.0  # bypasses the version counter
+        check()
+        weight.numpy()[1, 1, 1, 1, 1] = 7.0  # so does this
+        check()
+        bias.data.add_(1)
+        check()
+        weight.data = W.clone()
+        check()
+        check(stride=2)
+        check()
+        weight.data, bias.data = weight.double(), bias.double()
+        check(X.double())
+        weight.data, bias.data = weight.float(), bias.float()
+        with torch.autocast("cpu", torch.bfloat16):
+            got = volup.conv_transpose3d(X, weight, bias)
+            theirs = F.conv_transpose3d(X, weight, bias)
+            torch.testing.assert_close(got, theirs, rtol=2e-2, atol=2e-2)
+        check()
+
+
+def test_keeps_nothing_of_parameters_that_are_gone() -> None:
+    weight = torch.nn.Parameter(W.clone(), requires_grad=False)
+    before = len(functional._caches)
+    volup.conv_transpose3d(X, weight)
+    assert len(functional._caches) == before + 1
+    del weight
+    assert len(functional._caches) == before
 
 
 # --- norm parameters ---------------------------------------------------------------------------

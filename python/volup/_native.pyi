@@ -46,8 +46,12 @@ class Block:
         norm_bias: RawTensor | None,
         output: RawTensor,
         output_channels_last: bool,
+        cache: Cache | None,
         /,
     ) -> None: ...
+
+class Cache:
+    """Packed parameters, kept from call to call."""
 
 def cases() -> list[dict[str, Any]]: ...
 def write_decoder(

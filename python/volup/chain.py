@@ -121,7 +121,7 @@ def can_fuse(run: Run, input: Tensor) -> bool:
     if any(obstacle(module) for module in run.modules):
         return False
     # PyTorch's group norm takes an input without a batch for a batch of its channels.
-    if input.dim() != 5:
+    if not isinstance(input, Tensor) or input.dim() != 5:
         return False
     # PyTorch's group norm takes float32 parameters for narrower inputs; a block does not.
     dtypes = {tensor.dtype for tensor in run.parameters.values()}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 
 import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from volup import _memory, _native
 
@@ -38,7 +39,9 @@ def conv_transpose3d(
     Args:
         input: [N, Cin, D, H, W], or [Cin, D, H, W] without a batch. Contiguous and channels_last_3d
             tensors are read in place, others are copied first.
-        weight: [Cin, Cout/groups, kD, kH, kW].
+        weight: [Cin, Cout/groups, kD, kH, kW]. What a ``torch.nn.Parameter`` is packed into for the
+            CPU's kernels is kept, with a copy of its values, as long as it lives, and used again if
+            the values are still the same.
         bias: [Cout].
         stride: One integer, or one each for depth, height and width.
         padding: Voxels cut off each side of the full output.
@@ -249,8 +252,23 @@ def _forward(
         raw.get("norm_bias"),
         _memory.raw("output", output),
         memory_format is torch.channels_last_3d,
+        _cache_of(arguments["weight"]),
     )
     return output if batched else output.squeeze(0)
+
+
+# Beside the parameters rather than in them, so that what copies and pickles them need not know.
+_caches: MutableMapping[Tensor, _native.Cache] = WeakTensorKeyDictionary()
+
+
+def _cache_of(weight: Tensor | None) -> _native.Cache | None:
+    """Where the packed form of a weight that is likely to come again is kept while it lives."""
+    if type(weight) is not torch.nn.Parameter:
+        return None
+    cache = _caches.get(weight)
+    if cache is None:
+        cache = _caches.setdefault(weight, _native.Cache())
+    return cache
 
 
 def check_precision(precision: str | None) -> None:
