@@ -1,1 +1,28 @@
-//! Python bindings.
+//! The part of the Python package `volup` that is not Python: checks a block, computes it on memory
+//! that PyTorch owns, and reads and writes decoder files. Nothing here knows PyTorch; the package
+//! turns tensors into addresses and shapes.
+
+mod arguments;
+mod block;
+mod cache;
+mod cases;
+mod decoder;
+mod error;
+mod memory;
+
+/// `volup._native`.
+#[pyo3::pymodule]
+mod _native {
+    #[pymodule_export]
+    use crate::block::Block;
+    #[pymodule_export]
+    use crate::cache::Cache;
+    #[pymodule_export]
+    use crate::cases::cases;
+    #[pymodule_export]
+    use crate::decoder::{read_decoder, write_decoder};
+
+    #[pymodule_export]
+    #[allow(non_upper_case_globals, reason = "Python's name for it")]
+    const __version__: &str = env!("CARGO_PKG_VERSION");
+}

@@ -1,0 +1,100 @@
+"""What the native module may read: dense CPU tensors with memory of their own.
+
+An address says nothing about what lies there, so everything that a tensor can be besides a plain
+array (sparse, quantized, fake, a view of another's negation, freed storage) is refused or resolved
+here, before its address is taken.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+DTYPES = {
+    torch.float32: "float32",
+    torch.float64: "float64",
+    torch.float16: "float16",
+    torch.bfloat16: "bfloat16",
+}
+
+RawTensor = tuple[int, torch.Size, str]
+
+
+def check(name: str, tensor: object) -> None:
+    """Refuses what is no dense CPU tensor of a type that volup computes in.
+
+    Raises:
+        TypeError: It is not a tensor.
+        RuntimeError: It is a tensor of another kind.
+    """
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"argument '{name}' must be Tensor, not {type(tensor).__name__}")
+    kind = type(tensor)
+    # A subclass that only adds attributes or __torch_function__ is a tensor like any other; one
+    # with __torch_dispatch__ (fake, functional, distributed ones) may have no memory at all.
+    if kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        raise RuntimeError(f"{name} must be a plain torch.Tensor, got {kind.__name__}")
+    if tensor.is_nested:
+        raise RuntimeError(f"{name} must be a strided tensor, got a nested one")
+    if tensor.device.type != "cpu":
+        raise RuntimeError(f"{name} must be on the CPU, got device {tensor.device}")
+    if tensor.layout is not torch.strided:
+        raise RuntimeError(f"{name} must be a strided tensor, got layout {tensor.layout}")
+    if tensor.dtype not in DTYPES:
+        expected = "float32, float64, float16 or bfloat16"
+        raise RuntimeError(f"{name} must have dtype {expected}, got {tensor.dtype}")
+
+
+def check_no_gradient(tensors: dict[str, Tensor]) -> None:
+    """Refuses what would come back without the gradient that the caller expects.
+
+    Raises:
+        RuntimeError: A tensor requires grad in grad mode or carries a tangent, or a trace is
+            recorded, which would hold the result as a constant.
+    """
+    if torch.is_grad_enabled():
+        for name, tensor in tensors.items():
+            if tensor.requires_grad:
+                raise RuntimeError(
+                    f"{name} requires grad, but volup computes no gradients yet: "
+                    "wrap the call in torch.no_grad()"
+                )
+    if forward_ad._current_level >= 0:
+        for name, tensor in tensors.items():
+            if forward_ad.unpack_dual(tensor).tangent is not None:  # type: ignore[no-untyped-call]
+                raise RuntimeError(f"{name} has a tangent, but volup computes no gradients yet")
+    if torch._C._get_tracing_state() is not None:
+        raise RuntimeError("volup's functions cannot be recorded by torch.jit.trace")
+
+
+def dense(tensor: Tensor, keep_channels_last: bool = False) -> Tensor:
+    """A tensor whose memory can be read as it is: contiguous, the very same one if it can be.
+
+    Args:
+        tensor: Of any strides.
+        keep_channels_last: Whether channels_last_3d will do too.
+    """
+    tensor = tensor.resolve_neg()
+    if tensor.data_ptr() % tensor.element_size():  # torch.frombuffer at an odd offset
+        tensor = tensor.clone()
+    if keep_channels_last and is_channels_last(tensor):
+        return tensor
+    return tensor.contiguous()
+
+
+def is_channels_last(tensor: Tensor) -> bool:
+    """Whether a dense tensor of rank 5 is channels_last_3d rather than contiguous."""
+    return not tensor.is_contiguous() and tensor.is_contiguous(memory_format=torch.channels_last_3d)
+
+
+def raw(name: str, tensor: Tensor) -> RawTensor:
+    """Address, shape and type of a dense tensor; valid as long as the tensor is held.
+
+    Raises:
+        RuntimeError: Its storage is gone, as that of a sharded parameter between uses.
+    """
+    end = (tensor.storage_offset() + tensor.numel()) * tensor.element_size()
+    if tensor.untyped_storage().nbytes() < end:
+        raise RuntimeError(f"{name} has no memory: its storage was freed")
+    return tensor.data_ptr(), tensor.shape, DTYPES[tensor.dtype]

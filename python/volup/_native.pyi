@@ -1,0 +1,75 @@
+"""The native module: sizes, computation and files. Tensors are (address, shape, type's name)."""
+
+import os
+from typing import Any
+
+import torch
+
+from volup._memory import RawTensor
+from volup.functional import Activation, Sizes
+
+__version__: str
+
+class Block:
+    """A checked block."""
+
+    stride: tuple[int, int, int]
+    padding: tuple[int, int, int]
+    output_padding: tuple[int, int, int]
+    groups: int
+    dilation: tuple[int, int, int]
+
+    def __init__(
+        self,
+        weight_shape: torch.Size,
+        stride: Sizes,
+        padding: Sizes,
+        output_padding: Sizes,
+        groups: int,
+        dilation: Sizes,
+        bias: bool,
+        activation: Activation,
+        norm_groups: int | None,
+        affine: bool,
+        eps: float,
+        post_activation: Activation,
+    ) -> None: ...
+    def output_shape(self, input_shape: torch.Size) -> list[int]: ...
+    def forward_cpu(
+        self,
+        threads: int,
+        input: RawTensor,
+        input_channels_last: bool,
+        weight: RawTensor,
+        bias: RawTensor | None,
+        norm_weight: RawTensor | None,
+        norm_bias: RawTensor | None,
+        output: RawTensor,
+        output_channels_last: bool,
+        cache: Cache | None,
+        /,
+    ) -> None: ...
+
+class Cache:
+    """Packed parameters, kept from call to call."""
+
+def cases() -> list[dict[str, Any]]: ...
+def write_decoder(
+    path: str | os.PathLike[str],
+    blocks: list[
+        tuple[
+            str,
+            Block,
+            tuple[RawTensor, RawTensor | None, RawTensor | None, RawTensor | None],
+        ]
+    ],
+    skip: str | None,
+    normalize: str | None,
+) -> None: ...
+def read_decoder(
+    path: str | os.PathLike[str],
+) -> tuple[
+    list[tuple[dict[str, Any], dict[str, tuple[bytearray, list[int], str]]]],
+    str | None,
+    str | None,
+]: ...
