@@ -7,7 +7,7 @@ use crate::memory::RawTensor;
 use pyo3::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
-use volup::{BlockSpec, ConvSpec, Error, MemoryFormat, NormSpec, with_element};
+use volup::{BlockSpec, ConvSpec, Engine as _, Error, MemoryFormat, NormSpec, with_element};
 use volup_cpu::{CpuEngine, CpuLayer, ParametersRef, Storage};
 
 /// A transposed convolution with what follows it, checked.
@@ -214,6 +214,12 @@ fn count(param: &'static str, value: &Bound<'_, PyAny>) -> PyResult<usize> {
         Ok(groups) if groups > 0 => Ok(groups),
         _ => Err(raised(Error::NotPositive { param, got })),
     }
+}
+
+/// What the engine of a number of threads says of itself, as (name, value).
+#[pyfunction]
+pub(crate) fn describe_cpu(threads: usize) -> Vec<(&'static str, String)> {
+    engine(threads).describe()
 }
 
 /// The engine of a number of threads.

@@ -14,11 +14,11 @@ mod memory;
 #[pyo3::pymodule]
 mod _native {
     #[pymodule_export]
-    use crate::block::Block;
+    use crate::block::{Block, describe_cpu};
     #[pymodule_export]
     use crate::cache::Cache;
     #[pymodule_export]
-    use crate::cases::cases;
+    use crate::cases::{cases, published};
     #[pymodule_export]
     use crate::decoder::{read_decoder, write_decoder};
 
