@@ -56,7 +56,7 @@ class Block:
     def op(self) -> str:
         return "block" if self.activation or self.norm_groups else "conv"
 
-    def torch(self, input: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    def run_torch(self, input: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         def cast(tensor: torch.Tensor | None) -> torch.Tensor | None:
             return None if tensor is None else tensor.to(dtype)
 
@@ -71,7 +71,7 @@ class Block:
             )
         return ACTIVATIONS[self.post](y) if self.post else y
 
-    def volup(self, input: torch.Tensor) -> torch.Tensor:
+    def run_volup(self, input: torch.Tensor) -> torch.Tensor:
         return volup.conv_transpose3d_block(
             input,
             self.weight,
@@ -103,14 +103,14 @@ def measure(block: Block, rounds: int) -> dict:
     last = block.input.contiguous(memory_format=torch.channels_last_3d)
     ms = alternate(
         {
-            "default": lambda: block.torch(block.input),
-            "volup": lambda: block.volup(block.input),
-            "channels_last_3d": lambda: block.torch(last),
+            "default": lambda: block.run_torch(block.input),
+            "volup": lambda: block.run_volup(block.input),
+            "channels_last_3d": lambda: block.run_torch(last),
         },
         rounds,
     )
-    exact = block.torch(block.input, torch.float64)
-    error = block.volup(block.input).double() - exact
+    exact = block.run_torch(block.input, torch.float64)
+    error = block.run_volup(block.input).double() - exact
     how = min("default", "channels_last_3d", key=ms.__getitem__)
     return {
         "op": block.op,

@@ -1,4 +1,5 @@
-//! Scratch memory whose start lies on a cache line, reused from task to task.
+//! Memory: scratch whose start lies on a cache line, reused from task to task, and the advice that
+//! the system gets about large outputs.
 
 use volup::Element;
 
@@ -30,4 +31,27 @@ impl Buffer {
     pub fn as_slice<T: Element>(&self) -> &[T] {
         bytemuck::cast_slice(&self.0)
     }
+}
+
+/// Asks for huge pages under a large buffer that is about to be written for the first time.
+///
+/// Fresh memory costs a page fault for every page that is touched. With pages of 4 KiB that takes as
+/// long as computing, on shapes whose output is large beside the arithmetic. Where the system does
+/// not want to be asked, nothing changes.
+pub(crate) fn advise_huge_pages<T>(memory: &mut [std::mem::MaybeUninit<T>]) {
+    #[cfg(target_os = "linux")]
+    {
+        const HUGE: usize = 2 << 20;
+        let bytes = size_of_val(memory);
+        let start = memory.as_mut_ptr().cast::<u8>();
+        let skip = start.align_offset(HUGE);
+        if bytes >= 2 * HUGE && skip < bytes {
+            let len = (bytes - skip) / HUGE * HUGE;
+            // SAFETY: the range lies within the buffer, and the advice changes no contents. That it
+            // may be refused is why the result does not matter.
+            unsafe { libc::madvise(start.add(skip).cast(), len, libc::MADV_HUGEPAGE) };
+        }
+    }
+    #[cfg(not(target_os = "linux"))]
+    let _ = memory;
 }

@@ -6,7 +6,7 @@ use crate::layer::{CpuLayer, ParametersRef};
 use crate::math::{Moments, Real};
 use crate::norm::Norm;
 use crate::plan::{CpuInfo, Plan};
-use crate::{Storage, norm};
+use crate::{Storage, buffer, norm};
 use std::cell::RefCell;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -112,6 +112,7 @@ impl CpuEngine {
         if geometry.batch() == 0 {
             return Ok(());
         }
+        buffer::advise_huge_pages(output);
         let plan = self.plan(layer, geometry);
         let spec = layer.block.norm();
         let lines = geometry.batch() * geometry.conv().out_channels();
