@@ -4,11 +4,11 @@
 use volup::Element;
 
 /// One cache line.
-#[derive(Clone, Copy, Default, bytemuck::Zeroable, bytemuck::Pod)]
+#[derive(Clone, Copy, bytemuck::Zeroable, bytemuck::Pod)]
 #[repr(C, align(64))]
 struct Line([u64; 8]);
 
-/// A growing buffer; its contents are whatever was written last.
+/// A growing buffer; its contents are zeros where it is new, else whatever was written last.
 #[derive(Default)]
 pub(crate) struct Buffer(Vec<Line>);
 
@@ -22,7 +22,8 @@ impl Buffer {
     pub fn get<T: Element>(&mut self, len: usize) -> &mut [T] {
         let lines = len.div_ceil(Buffer::line::<T>());
         if self.0.len() < lines {
-            self.0.resize(lines, Line::default());
+            // From the system, already zero, where it is large: touched once, by who writes it.
+            self.0 = bytemuck::zeroed_vec(lines);
         }
         &mut bytemuck::cast_slice_mut(&mut self.0)[..len]
     }

@@ -2,7 +2,7 @@
 
 use crate::Storage;
 use crate::buffer::Buffer;
-use crate::conv::{Accumulate, Kernels, TapOffset};
+use crate::conv::{Accumulate, Kernels, TapOffset, fence};
 use crate::layer::{CO_BLOCK, ChannelBlock, CpuLayer};
 use crate::math::Moments;
 use crate::plan::{CpuInfo, Plan, Task};
@@ -86,6 +86,7 @@ impl<T: Storage> Forward<'_, T> {
                 }
             }
         }
+        fence();
     }
 
     /// The index in [N][Cout] of a channel of a task's block.
@@ -222,6 +223,7 @@ impl<T: Storage> Forward<'_, T> {
         let scratch_line = &mut scratch.line.get::<T::Acc>(end - first)[..end - first];
         let [_, channels, _, height, width] = self.plan.geometry.output_shape();
         let depth = axis_d.axis.output;
+        let streams = self.plan.streams(size_of::<T>());
         let plane = rows.phases.0.output(&axis_d.axis, rows.plane);
         for (lane, moments) in moments[..block.count].iter_mut().enumerate() {
             let channel = self.channel(slab.task, block, lane);
@@ -231,11 +233,20 @@ impl<T: Storage> Forward<'_, T> {
                 let line = if axis.stride == 1 {
                     &mut sums[start + first + axis.padding - columns.start..][..end - first]
                 } else {
-                    interleave(scratch_line, axis.stride, |from| {
+                    let source = |from: usize| {
                         let u = first + axis.padding + from;
                         let phase = axis_w.phase_of(u % axis.stride);
                         &sums[phase * CO_BLOCK * len + start + u / axis.stride - columns.start..]
-                    });
+                    };
+                    if axis.stride == 2 && scratch_line.len() > 1 {
+                        // SAFETY: the kernels are those of this CPU.
+                        unsafe { (self.kernels.interleave)(scratch_line, source(0), source(1)) };
+                    } else {
+                        for from in 0..axis.stride.min(scratch_line.len()) {
+                            let line = scratch_line[from..].iter_mut().step_by(axis.stride);
+                            line.zip(source(from)).for_each(|(to, &value)| *to = value);
+                        }
+                    }
                     &mut *scratch_line
                 };
                 if bias.is_some() || spec.activation().is_some() || post.is_some() {
@@ -255,7 +266,8 @@ impl<T: Storage> Forward<'_, T> {
                     match self.output_format {
                         MemoryFormat::Contiguous => {
                             let at = ((channel * depth + plane) * height + output_row) * width + first;
-                            T::store(line, self.output.0.add(at));
+                            let to = self.output.0.add(at);
+                            if streams { T::stream(self.kernels, line, to) } else { T::store(line, to) }
                         }
                         MemoryFormat::ChannelsLast3d => {
                             let row = (slab.task.sample * depth + plane) * height + output_row;
@@ -267,29 +279,6 @@ impl<T: Storage> Forward<'_, T> {
                     }
                 }
             }
-        }
-    }
-}
-
-/// `line[j], line[j + stride], ...` from `source(j)`, for each j below the stride.
-fn interleave<'a, A: Copy + 'a>(line: &mut [A], stride: usize, source: impl Fn(usize) -> &'a [A]) {
-    if stride == 2 && line.len() > 1 {
-        // The common case in a form that the compiler turns into shuffles.
-        let (even, odd) = (source(0), source(1));
-        let mut pairs = line.chunks_exact_mut(2);
-        for ((pair, &a), &b) in (&mut pairs).zip(even).zip(odd) {
-            pair[0] = a;
-            pair[1] = b;
-        }
-        let last = even[(line.len() - 1) / 2];
-        if line.len() % 2 == 1 {
-            line[line.len() - 1] = last;
-        }
-        return;
-    }
-    for from in 0..stride.min(line.len()) {
-        for (to, &value) in line[from..].iter_mut().step_by(stride).zip(source(from)) {
-            *to = value;
         }
     }
 }

@@ -171,17 +171,16 @@ impl<T: Storage> CpuLayer<T> {
         self.group_weights = group_in * slots.len() * padded;
         // Fresh memory is zero, and so the padding is.
         let packed = self.weights.get::<T::Acc>(self.group_weights * conv.groups());
-        let mut kernels = weight.chunks_exact(slots.len());
         for channel in 0..in_channels {
             let (group, ci) = (channel / group_in, channel % group_in);
-            for co in 0..group_out {
-                let block = &self.blocks[co / CO_BLOCK];
-                let start =
-                    group * self.group_weights + group_in * slots.len() * block.start + co - block.start;
-                let kernel = kernels.next().expect("the weight's size was checked");
-                for (&(before, here, index), value) in slots.iter().zip(kernel) {
+            for block in &self.blocks {
+                let from = &weight[(channel * group_out + block.start) * slots.len()..];
+                let start = group * self.group_weights + group_in * slots.len() * block.start;
+                for (tap, &(before, here, index)) in slots.iter().enumerate() {
                     let at = start + (before * group_in + ci * here + index) * block.width;
-                    packed[at] = value.to_acc();
+                    for (lane, to) in packed[at..][..block.count].iter_mut().enumerate() {
+                        *to = from[lane * slots.len() + tap].to_acc();
+                    }
                 }
             }
         }

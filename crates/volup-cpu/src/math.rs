@@ -1,4 +1,4 @@
-//! What is done to a line of outputs: activations, moments, normalization.
+//! What is done to a line of outputs: interleaving, activations, moments, normalization.
 //!
 //! The loops are plain Rust without branches, so that they vectorize inside the functions that
 //! `conv::kernels!` compiles for each instruction set. Everything is `inline(always)` for that.
@@ -178,6 +178,20 @@ fn activate<T: Real>(line: &mut [T], activation: Activation) {
         Activation::Hardswish => each(line, |x| x * (x + c(3.0)).clamp(T::ZERO, c(6.0)) / c(6.0)),
         Activation::Sigmoid => each(line, |x| sigmoid(x)),
         Activation::Tanh => each(line, |x| x.tanh()),
+    }
+}
+
+/// Fills a line from two in turn: `even[0], odd[0], even[1], ...`
+#[inline(always)]
+pub(crate) fn interleave<T: Copy>(line: &mut [T], even: &[T], odd: &[T]) {
+    let pairs = line.len() / 2;
+    let (even, last) = (&even[..line.len() - pairs], even[line.len() - pairs - 1]);
+    for ((pair, &a), &b) in line.chunks_exact_mut(2).zip(even).zip(&odd[..pairs]) {
+        pair[0] = a;
+        pair[1] = b;
+    }
+    if line.len() % 2 == 1 {
+        line[2 * pairs] = last;
     }
 }
 

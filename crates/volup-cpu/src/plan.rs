@@ -30,6 +30,9 @@ const SLAB_BYTES: usize = 384 << 10;
 /// Bytes of sums that a kernel call leaves behind for the epilogue, to be found in the L1 cache.
 const SUMS_BYTES: usize = 16 << 10;
 
+/// Bytes of output above which it is written past the caches.
+const STREAM_BYTES: usize = 32 << 20;
+
 /// An axis: its phases, and what they read.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct AxisPlan {
@@ -219,6 +222,11 @@ impl Plan {
     pub fn rows_per_call(&self, pitch: usize, cpu: CpuInfo) -> usize {
         let lines = self.axes[2].phases.len() * crate::layer::CO_BLOCK;
         (SUMS_BYTES / cpu.element / lines / pitch).max(1)
+    }
+
+    /// Whether the output is written past the caches: it would have left them before it is read.
+    pub fn streams(&self, element: usize) -> bool {
+        self.geometry.output_shape().iter().product::<usize>() * element > STREAM_BYTES
     }
 
     /// Estimated cycles of the slowest thread. The constants are rough; they only have to rank cuts

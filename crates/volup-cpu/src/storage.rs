@@ -1,5 +1,6 @@
 //! Widening and rounding of whole lines between what tensors store and what sums are kept in.
 
+use crate::conv::Kernels;
 use crate::math::Real;
 use half::slice::HalfFloatSliceExt;
 use volup::{Element, bf16, f16};
@@ -13,6 +14,12 @@ pub trait Storage: Element<Acc: Real> {
     /// # Safety
     /// `to` must be valid for writes of as many elements; it need not be initialized.
     unsafe fn store(from: &[Self::Acc], to: *mut Self);
+    /// As [`Storage::store`], past the caches where the type needs no rounding; `fence` must follow
+    /// before others read it.
+    ///
+    /// # Safety
+    /// As [`Storage::store`]; the kernels must be those of this CPU.
+    unsafe fn stream(kernels: &Kernels<Self::Acc>, from: &[Self::Acc], to: *mut Self);
     /// Hands a line to `f` as accumulators, in pieces, and stores what `f` made of it.
     fn update(line: &mut [Self], f: impl FnMut(&mut [Self::Acc]));
 }
@@ -26,6 +33,10 @@ macro_rules! same {
             unsafe fn store(from: &[$type], to: *mut $type) {
                 // SAFETY: the caller's contract; a line of sums is scratch memory of its own.
                 unsafe { to.copy_from_nonoverlapping(from.as_ptr(), from.len()) };
+            }
+            unsafe fn stream(kernels: &Kernels<$type>, from: &[$type], to: *mut $type) {
+                // SAFETY: the caller's contract.
+                unsafe { (kernels.stream)(from, to) };
             }
             fn update(line: &mut [$type], mut f: impl FnMut(&mut [$type])) {
                 f(line);
@@ -53,6 +64,10 @@ macro_rules! half {
                     // SAFETY: the caller's contract.
                     unsafe { to.add(piece * PIECE).copy_from_nonoverlapping(rounded.as_ptr(), from.len()) };
                 }
+            }
+            unsafe fn stream(_: &Kernels<f32>, from: &[f32], to: *mut $type) {
+                // SAFETY: the caller's contract.
+                unsafe { Self::store(from, to) };
             }
             fn update(line: &mut [$type], mut f: impl FnMut(&mut [f32])) {
                 let mut widened = [0.0; PIECE];

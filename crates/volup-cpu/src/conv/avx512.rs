@@ -13,8 +13,28 @@ pub(super) fn detected() -> bool {
         && is_x86_feature_detected!("fma")
 }
 
-simd!(F32x16, f32, __m512, 16, _mm512_set1_ps, _mm512_loadu_ps, _mm512_storeu_ps, _mm512_fmadd_ps);
-simd!(F64x8, f64, __m512d, 8, _mm512_set1_pd, _mm512_loadu_pd, _mm512_storeu_pd, _mm512_fmadd_pd);
+simd!(
+    F32x16,
+    f32,
+    __m512,
+    16,
+    _mm512_set1_ps,
+    _mm512_loadu_ps,
+    _mm512_storeu_ps,
+    _mm512_stream_ps,
+    _mm512_fmadd_ps
+);
+simd!(
+    F64x8,
+    f64,
+    __m512d,
+    8,
+    _mm512_set1_pd,
+    _mm512_loadu_pd,
+    _mm512_storeu_pd,
+    _mm512_stream_pd,
+    _mm512_fmadd_pd
+);
 
 kernels!(
     F32: f32, f32_kernels, F32x16, 8, [(8, 3), (4, 6), (2, 8), (1, 8)],

@@ -4,7 +4,7 @@
 //! vectors of the input at a tap's offset (an unaligned load, no copy), broadcasts `CO` weights and
 //! does `CO * NV` multiply-adds into accumulators that stay in registers over all channels and taps.
 
-use crate::math::{Moments, Real, finish_line, moments, normalize_line, normalize_voxel};
+use crate::math::{Moments, Real, finish_line, interleave, moments, normalize_line, normalize_voxel};
 use volup::Activation;
 
 /// A vector type of one instruction set.
@@ -22,6 +22,8 @@ pub trait Simd {
     unsafe fn splat(value: Self::T) -> Self::V;
     unsafe fn load(from: *const Self::T) -> Self::V;
     unsafe fn store(to: *mut Self::T, vector: Self::V);
+    /// Stores past the caches, where the instruction set can; `to` is aligned to a whole vector.
+    unsafe fn stream(to: *mut Self::T, vector: Self::V);
     /// `a * b + c`
     unsafe fn mul_add(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
 }
@@ -71,6 +73,11 @@ pub struct Kernels<T> {
     /// Sums over channels and taps. The caller guarantees that the slab is readable at all taps of
     /// all positions, rounded up to whole vectors, and `out` writable likewise.
     pub accumulate: unsafe fn(&Accumulate<'_, T>),
+    /// Copies a line past the caches, to memory that is valid for as many elements and that nobody
+    /// reads before [`fence`].
+    pub stream: unsafe fn(&[T], *mut T),
+    /// Fills a line from two in turn, beginning with the first.
+    pub interleave: unsafe fn(&mut [T], &[T], &[T]),
     /// Adds the bias and applies activations, in place.
     pub finish: unsafe fn(&mut [T], T, [Option<Activation>; 2]),
     /// Count, mean and sum of squared deviations of a line.
@@ -142,6 +149,35 @@ unsafe fn row<S: Simd, const CO: usize, const NV: usize>(args: &Accumulate<'_, S
     }
 }
 
+/// Copies a line in aligned streaming stores, its ends in ordinary ones. An ordinary store reads the
+/// line of memory that it is about to overwrite, which these do not.
+///
+/// # Safety
+/// As [`Kernels::stream`].
+#[inline(always)]
+unsafe fn stream_line<S: Simd>(line: &[S::T], to: *mut S::T) {
+    let head = to.align_offset(S::LANES * size_of::<S::T>()).min(line.len());
+    let tail = line.len() - (line.len() - head) % S::LANES;
+    // SAFETY: the three parts make up the line; the middle one starts aligned.
+    unsafe {
+        to.copy_from_nonoverlapping(line.as_ptr(), head);
+        for at in (head..tail).step_by(S::LANES) {
+            S::stream(to.add(at), S::load(line.as_ptr().add(at)));
+        }
+        to.add(tail).copy_from_nonoverlapping(line.as_ptr().add(tail), line.len() - tail);
+    }
+}
+
+/// Makes streamed lines visible to other threads. Once a task is often enough: waiting for the
+/// stores after every line took longer than they save.
+pub(crate) fn fence() {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: every x86-64 CPU has SSE.
+    unsafe {
+        std::arch::x86_64::_mm_sfence();
+    }
+}
+
 /// An instruction set that the kernels are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Isa {
@@ -203,7 +239,8 @@ impl Tables {
 /// Implements [`Simd`] by intrinsics; fused multiply-add is given as an expression, its operands'
 /// order differs between instruction sets.
 macro_rules! simd {
-    ($name:ident, $t:ty, $v:ty, $lanes:literal, $splat:ident, $load:ident, $store:ident, $mul_add:expr) => {
+    ($name:ident, $t:ty, $v:ty, $lanes:literal, $splat:ident, $load:ident, $store:ident, $stream:ident,
+     $mul_add:expr) => {
         struct $name;
         impl Simd for $name {
             type T = $t;
@@ -225,6 +262,11 @@ macro_rules! simd {
                 unsafe { $store(to, vector) }
             }
             #[inline(always)]
+            unsafe fn stream(to: *mut $t, vector: $v) {
+                // SAFETY: Simd's contract is the intrinsic's.
+                unsafe { $stream(to, vector) }
+            }
+            #[inline(always)]
             unsafe fn mul_add(a: $v, b: $v, c: $v) -> $v {
                 let mul_add: unsafe fn($v, $v, $v) -> $v = $mul_add;
                 // SAFETY: Simd's contract is the intrinsic's.
@@ -244,6 +286,8 @@ macro_rules! kernels {
             lanes: <$simd as Simd>::LANES,
             co_block: $co,
             accumulate: $module::accumulate,
+            stream: $module::stream,
+            interleave: $module::interleave_pairs,
             finish: $module::finish,
             moments: $module::moments_of,
             normalize: $module::normalize,
@@ -262,6 +306,17 @@ macro_rules! kernels {
                         other => unreachable!("no tile of {other} channels"),
                     }
                 }
+            }
+
+            $(#[$feature])*
+            pub(super) unsafe fn stream(line: &[T], to: *mut T) {
+                // SAFETY: the caller's contract is handed on.
+                unsafe { stream_line::<$simd>(line, to) }
+            }
+
+            $(#[$feature])*
+            pub(super) unsafe fn interleave_pairs(line: &mut [T], even: &[T], odd: &[T]) {
+                interleave(line, even, odd);
             }
 
             $(#[$feature])*
@@ -294,3 +349,31 @@ mod avx512;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod portable;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every alignment and length, with guards on both sides.
+    fn streamed_lines_arrive_whole<T: Real>(kernels: &Kernels<T>) {
+        for start in 1..2 * kernels.lanes {
+            for len in 0..4 * kernels.lanes {
+                let line: Vec<T> = (1..=len).map(|value| T::from_f64(value as f64)).collect();
+                let mut memory = vec![T::ZERO; start + len + 1];
+                // SAFETY: the memory holds the line from `start` on; the kernels are of this CPU.
+                unsafe { (kernels.stream)(&line, memory[start..].as_mut_ptr()) };
+                fence();
+                assert_eq!(memory[start..start + len], line);
+                assert!(memory[start - 1] == T::ZERO && memory[start + len] == T::ZERO);
+            }
+        }
+    }
+
+    #[test]
+    fn streaming_writes_the_line_and_nothing_else() {
+        for tables in Isa::available().into_iter().filter_map(Tables::of) {
+            streamed_lines_arrive_whole(tables.f32);
+            streamed_lines_arrive_whole(tables.f64);
+        }
+    }
+}

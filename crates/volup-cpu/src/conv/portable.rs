@@ -25,6 +25,11 @@ macro_rules! array {
                 unsafe { to.cast::<Self::V>().write_unaligned(vector) }
             }
             #[inline(always)]
+            unsafe fn stream(to: *mut $t, vector: Self::V) {
+                // SAFETY: Simd's contract.
+                unsafe { Self::store(to, vector) }
+            }
+            #[inline(always)]
             unsafe fn mul_add(a: Self::V, b: Self::V, c: Self::V) -> Self::V {
                 std::array::from_fn(|lane| a[lane] * b[lane] + c[lane])
             }
