@@ -200,8 +200,8 @@ impl<T: Storage> Forward<'_, T> {
         }
     }
 
-    /// Takes rows of sums to the output: interleaves the phases of the width, so that a row is
-    /// written whole, then bias, activation, moments.
+    /// Takes rows of sums to the output: bias and activation, then a row whole, with the phases of
+    /// the width interleaved, and its moments.
     fn finish(
         &self,
         slab: &Slab<'_>,
@@ -210,8 +210,8 @@ impl<T: Storage> Forward<'_, T> {
         scratch: &mut Scratch,
         moments: &mut [Moments; CO_BLOCK],
     ) {
-        let [axis_d, axis_h, axis_w] = &self.plan.axes;
-        let axis = &axis_w.axis;
+        let axis = &self.plan.axes[2].axis;
+        let phases = self.plan.axes[2].phases.len();
         let len = self.sums_len(slab, rows);
         let columns = &slab.task.positions[2];
         // The outputs of these columns.
@@ -219,63 +219,89 @@ impl<T: Storage> Forward<'_, T> {
         let end = (columns.end.saturating_mul(axis.stride) - axis.padding).min(axis.output);
         let spec = &self.layer.block;
         let post = if spec.norm().is_none() { spec.post_activation() } else { None };
-        let sums = scratch.sums.get::<T::Acc>(axis_w.phases.len() * CO_BLOCK * len);
-        let scratch_line = &mut scratch.line.get::<T::Acc>(end - first)[..end - first];
-        let [_, channels, _, height, width] = self.plan.geometry.output_shape();
-        let depth = axis_d.axis.output;
-        let streams = self.plan.streams(size_of::<T>());
-        let plane = rows.phases.0.output(&axis_d.axis, rows.plane);
+        let sums = scratch.sums.get::<T::Acc>(phases * CO_BLOCK * len);
+        let interleaved = scratch.line.get::<T::Acc>(end - first);
         for (lane, moments) in moments[..block.count].iter_mut().enumerate() {
             let channel = self.channel(slab.task, block, lane);
+            let channels = self.plan.geometry.conv().out_channels();
             let bias = self.layer.bias.as_ref().map(|bias| bias[channel % channels]);
+            if bias.is_some() || spec.activation().is_some() || post.is_some() {
+                // All rows at once, in whole vectors; what lies between the rows does not matter.
+                for phase in 0..phases {
+                    let line = &mut sums[(phase * CO_BLOCK + lane) * len..][..len];
+                    let activations = [spec.activation(), post];
+                    // SAFETY: the kernels are those of this CPU.
+                    unsafe { (self.kernels.finish)(line, bias.unwrap_or_default(), activations) };
+                }
+            }
             for row in rows.rows.clone() {
                 let start = lane * len + (row - rows.rows.start) * slab.pitch;
-                let line = if axis.stride == 1 {
-                    &mut sums[start + first + axis.padding - columns.start..][..end - first]
-                } else {
-                    let source = |from: usize| {
-                        let u = first + axis.padding + from;
-                        let phase = axis_w.phase_of(u % axis.stride);
-                        &sums[phase * CO_BLOCK * len + start + u / axis.stride - columns.start..]
-                    };
-                    if axis.stride == 2 && scratch_line.len() > 1 {
-                        // SAFETY: the kernels are those of this CPU.
-                        unsafe { (self.kernels.interleave)(scratch_line, source(0), source(1)) };
-                    } else {
-                        for from in 0..axis.stride.min(scratch_line.len()) {
-                            let line = scratch_line[from..].iter_mut().step_by(axis.stride);
-                            line.zip(source(from)).for_each(|(to, &value)| *to = value);
-                        }
-                    }
-                    &mut *scratch_line
-                };
-                if bias.is_some() || spec.activation().is_some() || post.is_some() {
-                    // SAFETY: the kernels are those of this CPU.
-                    unsafe {
-                        (self.kernels.finish)(line, bias.unwrap_or_default(), [spec.activation(), post])
-                    };
-                }
+                let line = self.row(&sums[start..], CO_BLOCK * len, first, columns.start, interleaved);
                 if self.moments.is_some() {
                     // SAFETY: the kernels are those of this CPU.
                     *moments = moments.merge(unsafe { (self.kernels.moments)(line) });
                 }
-                let output_row = rows.phases.1.output(&axis_h.axis, row);
-                // SAFETY: the output has the geometry's size, and this task alone writes this row of
-                // this channel.
-                unsafe {
-                    match self.output_format {
-                        MemoryFormat::Contiguous => {
-                            let at = ((channel * depth + plane) * height + output_row) * width + first;
-                            let to = self.output.0.add(at);
-                            if streams { T::stream(self.kernels, line, to) } else { T::store(line, to) }
-                        }
-                        MemoryFormat::ChannelsLast3d => {
-                            let row = (slab.task.sample * depth + plane) * height + output_row;
-                            let at = self.output.0.add((row * width + first) * channels + channel % channels);
-                            for (column, &value) in line.iter().enumerate() {
-                                at.add(column * channels).write(T::from_acc(value));
-                            }
-                        }
+                self.write(line, slab.task, channel, rows, row, first);
+            }
+        }
+    }
+
+    /// A row of the output from output voxel `first` on. `sums` is the row of the first phase of the
+    /// width, from position `start` on, and each further phase lies `phase_stride` behind.
+    fn row<'s>(
+        &self,
+        sums: &'s [T::Acc],
+        phase_stride: usize,
+        first: usize,
+        start: usize,
+        interleaved: &'s mut [T::Acc],
+    ) -> &'s [T::Acc] {
+        let axis_w = &self.plan.axes[2];
+        let stride = axis_w.axis.stride;
+        let source = |from: usize| {
+            let u = first + axis_w.axis.padding + from;
+            &sums[axis_w.phase_of(u % stride) * phase_stride + u / stride - start..]
+        };
+        let len = interleaved.len();
+        if stride == 1 {
+            return &source(0)[..len];
+        }
+        if stride == 2 && len > 1 {
+            // SAFETY: the kernels are those of this CPU.
+            unsafe { (self.kernels.interleave)(interleaved, source(0), source(1)) };
+        } else {
+            for from in 0..stride.min(len) {
+                let line = interleaved[from..].iter_mut().step_by(stride);
+                line.zip(source(from)).for_each(|(to, &value)| *to = value);
+            }
+        }
+        interleaved
+    }
+
+    /// Writes a row of a channel, from output voxel `first` on, to the output.
+    fn write(&self, line: &[T::Acc], task: &Task, channel: usize, rows: &Rows<'_>, row: usize, first: usize) {
+        let [axis_d, axis_h, _] = &self.plan.axes;
+        let [_, channels, depth, height, width] = self.plan.geometry.output_shape();
+        let plane = rows.phases.0.output(&axis_d.axis, rows.plane);
+        let row = rows.phases.1.output(&axis_h.axis, row);
+        // SAFETY: the output has the geometry's size, and this task alone writes this row of this
+        // channel.
+        unsafe {
+            match self.output_format {
+                MemoryFormat::Contiguous => {
+                    let at = ((channel * depth + plane) * height + row) * width + first;
+                    let to = self.output.0.add(at);
+                    if self.plan.streams(size_of::<T>()) {
+                        T::stream(self.kernels, line, to);
+                    } else {
+                        T::store(line, to);
+                    }
+                }
+                MemoryFormat::ChannelsLast3d => {
+                    let row = (task.sample * depth + plane) * height + row;
+                    let to = self.output.0.add((row * width + first) * channels + channel % channels);
+                    for (column, &value) in line.iter().enumerate() {
+                        to.add(column * channels).write(T::from_acc(value));
                     }
                 }
             }

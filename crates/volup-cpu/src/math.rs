@@ -27,25 +27,27 @@ pub trait Real:
 /// The reduced exponential of `x`: `(n, e^r - 1)` with `x = n ln 2 + r` and `|r| <= ln 2 / 2`, which
 /// a Taylor polynomial of degree 7 gives to 6e-9.
 #[inline(always)]
-fn exp_parts(x: f32) -> (f32, f32) {
-    // Adding 1.5 * 2^23 rounds to an integer in the last place.
+fn exp_parts(x: f32) -> (i32, f32) {
+    // Adding 1.5 * 2^23 rounds to an integer, which then stands in the low bits of the sum. (A
+    // conversion would saturate, and that keeps the loop from vectorizing.)
     const ROUND: f32 = 12_582_912.0;
     // ln 2 in two parts: the first has few enough bits that n times it is exact.
     const LN2_HIGH: f32 = 0.693_359_4;
     const LN2_LOW: f32 = -2.121_944_4e-4;
-    let n = (x * std::f32::consts::LOG2_E + ROUND) - ROUND;
+    let rounded = x * std::f32::consts::LOG2_E + ROUND;
+    let n = rounded - ROUND;
     let r = (x - n * LN2_HIGH) - n * LN2_LOW;
     let mut p = 1.0 / 5040.0;
     for factorial in [720.0, 120.0, 24.0, 6.0, 2.0, 1.0] {
         p = p * r + 1.0 / factorial;
     }
-    (n, p * r)
+    (rounded.to_bits().wrapping_sub(ROUND.to_bits()) as i32, p * r)
 }
 
 /// `2^n` for an integer `n` in [-126, 127].
 #[inline(always)]
 fn power_of_two(n: i32) -> f32 {
-    f32::from_bits(((n + 127) << 23) as u32)
+    f32::from_bits((n.wrapping_add(127) as u32) << 23)
 }
 
 impl Real for f32 {
@@ -55,16 +57,16 @@ impl Real for f32 {
     fn exp(self) -> f32 {
         // Beyond these the result is 0 or infinite anyway; NaN passes through.
         let (n, fraction) = exp_parts(self.clamp(-104.0, 89.0));
-        let (n, half) = (n as i32, (n as i32) >> 1);
+        let half = n >> 1;
         // In two factors, since 2^n itself can overflow or be subnormal.
-        (fraction + 1.0) * power_of_two(half) * power_of_two(n - half)
+        (fraction + 1.0) * power_of_two(half) * power_of_two(n.wrapping_sub(half))
     }
 
     #[inline(always)]
     fn tanh(self) -> f32 {
         // By e^(-2|x|) - 1, which keeps its relative precision near zero.
         let (n, fraction) = exp_parts((-2.0 * self.abs()).clamp(-80.0, 0.0));
-        let scale = power_of_two(n as i32);
+        let scale = power_of_two(n);
         let minus_one = scale * fraction + (scale - 1.0);
         (-minus_one / (minus_one + 2.0)).copysign(self)
     }
