@@ -4,7 +4,8 @@
     python bench/compare_torch.py --shape kb2-61 --batch 4 --json out.json
 
 PyTorch gets both memory formats; `default` is contiguous (NCDHW), as users have it. Every timed
-call allocates its output, as a model's forward does. Inputs are random normal.
+call allocates its output, as a model's forward does. Inputs are random normal, weights are
+parameters as a layer's are (volup keeps the packed form of a parameter from call to call).
 """
 
 import argparse
@@ -44,7 +45,8 @@ class Block:
         weight = torch.randn(
             block["in_channels"], channels // block["groups"], *block["kernel_size"]
         )
-        self.weight = weight / weight[:, 0].numel() ** 0.5
+        weight /= weight[:, 0].numel() ** 0.5
+        self.weight = torch.nn.Parameter(weight, requires_grad=False)
         self.bias = torch.randn(channels) if block["bias"] else None
         self.activation, self.post = block["activation"], block["post_activation"]
         self.norm_groups, self.eps = block["norm_groups"], block["eps"]

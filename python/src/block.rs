@@ -4,6 +4,7 @@ use crate::arguments::{self, integer, triple};
 use crate::cache::Cache;
 use crate::error::raised;
 use crate::memory::RawTensor;
+use crate::team;
 use pyo3::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -231,6 +232,6 @@ fn engine(threads: usize) -> Arc<CpuEngine> {
     type Engines = BTreeMap<(u32, usize), Arc<CpuEngine>>;
     static ENGINES: Mutex<Engines> = Mutex::new(BTreeMap::new());
     let mut engines = ENGINES.lock().unwrap_or_else(PoisonError::into_inner);
-    let engine = || Arc::new(CpuEngine::with_threads(threads));
+    let engine = || Arc::new(team::engine(threads));
     engines.entry((std::process::id(), threads)).or_insert_with(engine).clone()
 }

@@ -9,6 +9,7 @@ mod cases;
 mod decoder;
 mod error;
 mod memory;
+mod team;
 
 /// `volup._native`.
 #[pyo3::pymodule]

@@ -20,8 +20,20 @@ pub struct CpuEngine {
     isa: Isa,
     tables: Tables,
     threads: usize,
-    /// Absent for a single thread, which is the caller's.
-    pool: Option<rayon::ThreadPool>,
+    team: Team,
+}
+
+/// What every thread of a team calls; it returns when no work is left.
+type Work<'a> = &'a (dyn Fn() + Sync);
+
+/// Who computes.
+enum Team {
+    /// The caller's thread.
+    Caller,
+    /// Threads of the engine's own.
+    Own(rayon::ThreadPool),
+    /// Threads of the caller's.
+    Given(Box<dyn Fn(Work<'_>) + Send + Sync>),
 }
 
 thread_local! {
@@ -49,13 +61,16 @@ impl CpuEngine {
             builder.thread_name(|index| format!("volup-{index}")).build()
         });
         // Where the system grants no more threads, the caller's own still does the work.
-        let pool = pool.and_then(|pool| pool.ok());
-        Some(CpuEngine {
-            isa,
-            tables,
-            threads: pool.as_ref().map_or(1, |pool| pool.current_num_threads()),
-            pool,
-        })
+        let team = pool.and_then(|pool| pool.ok()).map_or(Team::Caller, Team::Own);
+        let threads = if let Team::Own(pool) = &team { pool.current_num_threads() } else { 1 };
+        Some(CpuEngine { isa, tables, threads, team })
+    }
+
+    /// An engine on threads of the caller's. `team` is given a function, calls it on some threads at
+    /// once, `threads` of them at best, and returns when every call has; the calls share the work
+    /// between them, so any number of them will do, but there must be one.
+    pub fn on_team(threads: usize, team: impl Fn(&(dyn Fn() + Sync)) + Send + Sync + 'static) -> CpuEngine {
+        CpuEngine { threads: threads.max(1), team: Team::Given(Box::new(team)), ..CpuEngine::with_threads(1) }
     }
 
     /// The number of threads.
@@ -146,20 +161,22 @@ impl CpuEngine {
 
     /// Calls `run` once for every index below `count`, on all threads.
     fn for_each(&self, count: usize, run: impl Fn(usize) + Sync) {
-        match &self.pool {
-            Some(pool) if count > 1 => {
-                let next = AtomicUsize::new(0);
-                pool.broadcast(|_| {
-                    loop {
-                        let index = next.fetch_add(1, Ordering::Relaxed);
-                        if index >= count {
-                            break;
-                        }
-                        run(index);
-                    }
-                });
+        let next = AtomicUsize::new(0);
+        let work = || {
+            loop {
+                let index = next.fetch_add(1, Ordering::Relaxed);
+                if index >= count {
+                    break;
+                }
+                run(index);
             }
-            _ => (0..count).for_each(run),
+        };
+        match &self.team {
+            Team::Own(pool) if count > 1 => {
+                pool.broadcast(|_| work());
+            }
+            Team::Given(team) if count > 1 => team(&work),
+            _ => work(),
         }
     }
 

@@ -29,13 +29,22 @@ fn one_thousand_random_runs() {
 /// are merged tile by tile, so a normalized block may differ in the last place.)
 #[test]
 fn convolutions_do_not_depend_on_the_number_of_threads() {
-    let [one, three] = [1, 3].map(CpuEngine::with_threads);
+    let one = CpuEngine::with_threads(1);
+    let others = [
+        CpuEngine::with_threads(3),
+        CpuEngine::on_team(3, |work| {
+            std::thread::scope(|scope| (0..3).for_each(|_| drop(scope.spawn(work))));
+        }),
+        CpuEngine::on_team(3, |work| work()),
+    ];
     for case in testing::cases().iter().filter(|case| case.block.norm().is_none()) {
         let (input, parameters) = case.inputs(DType::F32, Fill::Normal, 5);
         let run = |engine: &CpuEngine| {
             let layer = engine.layer(&case.block, &parameters).unwrap();
             engine.forward(&layer, &input).unwrap()
         };
-        assert_eq!(run(&one), run(&three), "{case}");
+        for other in &others {
+            assert_eq!(run(&one), run(other), "{case}");
+        }
     }
 }
