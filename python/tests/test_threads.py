@@ -26,8 +26,8 @@ def test_thread_counts_agree() -> None:
 
 
 def test_other_python_threads_go_on() -> None:
-    input, weight = torch.randn(1, 32, 48, 48, 48), torch.randn(32, 32, 3, 3, 3)
-    volup.conv_transpose3d(input[..., :4], weight)
+    # On one thread, some 10 GFLOP last long enough on any machine for another thread to be seen.
+    input, weight = torch.randn(1, 32, 56, 56, 56), torch.randn(32, 32, 3, 3, 3)
     ticks = []
     started, done = threading.Event(), threading.Event()
 
@@ -37,14 +37,19 @@ def test_other_python_threads_go_on() -> None:
             ticks.append(time.perf_counter())
             time.sleep(0.001)
 
+    before = torch.get_num_threads()
     thread = threading.Thread(target=tick)
-    thread.start()
-    started.wait()
-    begin = time.perf_counter()
-    volup.conv_transpose3d(input, weight)
-    end = time.perf_counter()
-    done.set()
-    thread.join()
+    try:
+        torch.set_num_threads(1)
+        thread.start()
+        started.wait()
+        begin = time.perf_counter()
+        volup.conv_transpose3d(input, weight)
+        end = time.perf_counter()
+    finally:
+        done.set()
+        thread.join()
+        torch.set_num_threads(before)
     # With the GIL held, no tick could lie inside the call but at its very ends.
     inside = [t for t in ticks if begin + 0.2 * (end - begin) < t < begin + 0.8 * (end - begin)]
     assert inside
