@@ -58,6 +58,7 @@ lint: $(VENV)/ready
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	cd python && $(abspath $(BIN))/python -m mypy
 	RUSTDOCFLAGS="-D warnings" $(MAKE) --no-print-directory docs
 
 format: $(VENV)/ready
