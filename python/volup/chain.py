@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.modules.module import _has_any_global_hook
+from torch.nn.modules import module as module_hooks
 
 from volup.functional import Activation
 
@@ -116,7 +116,12 @@ def _norm_of(conv: torch.nn.ConvTranspose3d, module: torch.nn.Module) -> Norm | 
 
 def can_fuse(run: Run, input: Tensor) -> bool:
     """Whether nobody could tell a fused run from its modules called one after another."""
-    if _has_any_global_hook():  # type: ignore[no-untyped-call]
+    if (
+        module_hooks._global_forward_hooks
+        or module_hooks._global_forward_pre_hooks
+        or module_hooks._global_backward_hooks
+        or module_hooks._global_backward_pre_hooks
+    ):
         return False
     if any(obstacle(module) for module in run.modules):
         return False
