@@ -6,9 +6,10 @@ use crate::layer::{CpuLayer, ParametersRef};
 use crate::math::{Moments, Real};
 use crate::norm::Norm;
 use crate::plan::{CpuInfo, Plan};
-use crate::{Storage, buffer, norm};
+use crate::{Storage, buffer};
 use std::cell::RefCell;
 use std::mem::MaybeUninit;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use volup::{
     BlockSpec, DType, Element, Engine, Error, Geometry, MemoryFormat, Parameters, Result, Tensor, bf16, f16,
@@ -141,6 +142,7 @@ impl CpuEngine {
             input_format,
             output: Shared(output.as_mut_ptr().cast::<T>()),
             output_format,
+            streams: plan.streams(size_of::<T>()),
             moments: spec.map(|_| Shared(moments.as_mut_ptr())),
         };
         self.for_each(plan.tasks(), |task| SCRATCH.with_borrow_mut(|scratch| forward.run(task, scratch)));
@@ -149,9 +151,7 @@ impl CpuEngine {
             let output = unsafe { &mut *(std::ptr::from_mut(output) as *mut [T]) };
             let norm = Norm { layer, spec, geometry, kernels: forward.kernels, format: output_format };
             let scales = norm.scales(&moments, plan.tiles_per_sample());
-            let pieces: Vec<norm::Piece<'_, T>> = norm.pieces(output);
-            let pieces: Vec<std::sync::Mutex<norm::Piece<'_, T>>> =
-                pieces.into_iter().map(Into::into).collect();
+            let pieces: Vec<Mutex<_>> = norm.pieces(output).into_iter().map(Mutex::new).collect();
             self.for_each(pieces.len(), |index| {
                 norm.apply(&scales, &mut pieces[index].lock().expect("a piece is taken once"));
             });
@@ -187,9 +187,8 @@ impl CpuEngine {
             return Err(Error::DTypeMismatch { param: "input", got: input.dtype(), expected: T::DTYPE });
         };
         let shape = geometry.output_shape();
-        let mut output: Vec<T> = Vec::with_capacity(shape.iter().product());
-        let (format, len) = (input.format(), output.capacity());
-        let len = len.min(shape.iter().product());
+        let (format, len) = (input.format(), shape.iter().product());
+        let mut output: Vec<T> = Vec::with_capacity(len);
         self.forward_into(layer, &geometry, values, format, &mut output.spare_capacity_mut()[..len], format)?;
         // SAFETY: forward_into wrote all of them.
         unsafe { output.set_len(len) };

@@ -38,6 +38,8 @@ pub(crate) struct Forward<'a, T: Storage> {
     pub input_format: MemoryFormat,
     pub output: Shared<T>,
     pub output_format: MemoryFormat,
+    /// Whether the output is written past the caches.
+    pub streams: bool,
     /// [N][Cout][tiles], where the block has a normalization.
     pub moments: Option<Shared<Moments>>,
 }
@@ -178,7 +180,7 @@ impl<T: Storage> Forward<'_, T> {
         let width = self.plan.axes[2].axis.input;
         sums.fill(T::Acc::default());
         for row in rows.rows.clone() {
-            let taps = crate::layer::triples(&rows.phases.0.taps, &rows.phases.1.taps, &phase_w.taps);
+            let taps = triples(&rows.phases.0.taps, &rows.phases.1.taps, &phase_w.taps);
             for (index, (tap_d, tap_h, tap_w)) in taps.enumerate() {
                 let planes = slab.plane(rows.plane, &tap_d);
                 let heights = slab.row(row, &tap_h).filter(|&row| slab.row_is_inside(row));
@@ -291,7 +293,7 @@ impl<T: Storage> Forward<'_, T> {
                 MemoryFormat::Contiguous => {
                     let at = ((channel * depth + plane) * height + row) * width + first;
                     let to = self.output.0.add(at);
-                    if self.plan.streams(size_of::<T>()) {
+                    if self.streams {
                         T::stream(self.kernels, line, to);
                     } else {
                         T::store(line, to);
@@ -312,4 +314,9 @@ impl<T: Storage> Forward<'_, T> {
 fn overlap(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
     let start = a.start.max(b.start);
     start..a.end.min(b.end).max(start)
+}
+
+/// All combinations of one tap per axis, width fastest.
+fn triples<'a, A: Copy>(d: &'a [A], h: &'a [A], w: &'a [A]) -> impl Iterator<Item = (A, A, A)> + 'a {
+    d.iter().flat_map(move |&d| h.iter().flat_map(move |&h| w.iter().map(move |&w| (d, h, w))))
 }

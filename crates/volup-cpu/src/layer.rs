@@ -186,12 +186,3 @@ impl<T: Storage> CpuLayer<T> {
         }
     }
 }
-
-/// All combinations of one tap per axis, width fastest.
-pub(crate) fn triples<'a, A: Copy>(
-    d: &'a [A],
-    h: &'a [A],
-    w: &'a [A],
-) -> impl Iterator<Item = (A, A, A)> + 'a {
-    d.iter().flat_map(move |&d| h.iter().flat_map(move |&h| w.iter().map(move |&w| (d, h, w))))
-}

@@ -238,19 +238,26 @@ impl BlockSpec {
     /// # Errors
     /// [`Error::Rank`], [`Error::Channels`], and as [`BlockSpec::geometry`].
     pub fn geometry_of(&self, input_shape: &[usize]) -> Result<Geometry> {
-        let (batch, channels, spatial) = match *input_shape {
-            [n, c, d, h, w] => (n, c, [d, h, w]),
-            [c, d, h, w] => (1, c, [d, h, w]),
-            _ => {
-                let expected = "4-D (unbatched) or 5-D (batched)";
-                return Err(Error::Rank { param: "input", got: input_shape.len(), expected });
-            }
-        };
-        if channels != self.conv.in_channels() {
-            return Err(Error::Channels { got: channels, expected: self.conv.in_channels() });
-        }
+        let (batch, spatial) = volume_of(input_shape, self.conv.in_channels())?;
         self.geometry(batch, spatial)
     }
+}
+
+/// Batch and spatial size of an input of shape [N, C, D, H, W] or [C, D, H, W], once its rank and
+/// channels are checked.
+pub(crate) fn volume_of(input_shape: &[usize], in_channels: usize) -> Result<(usize, [usize; 3])> {
+    let (batch, channels, spatial) = match *input_shape {
+        [n, c, d, h, w] => (n, c, [d, h, w]),
+        [c, d, h, w] => (1, c, [d, h, w]),
+        _ => {
+            let expected = "4-D (unbatched) or 5-D (batched)";
+            return Err(Error::Rank { param: "input", got: input_shape.len(), expected });
+        }
+    };
+    if channels != in_channels {
+        return Err(Error::Channels { got: channels, expected: in_channels });
+    }
+    Ok((batch, spatial))
 }
 
 impl fmt::Display for BlockSpec {

@@ -2,6 +2,7 @@
 
 use super::tiles::Cut;
 use super::{Decoder, Normalize, Skip};
+use crate::block::volume_of;
 use crate::{Element, Engine, Error, MemoryFormat, Result, Tensor, with_element};
 use std::ops::Range;
 
@@ -46,17 +47,8 @@ impl Decoder {
         tile: Option<usize>,
         mut progress: impl FnMut(usize, usize),
     ) -> Result<Tensor> {
-        let (batch, channels, spatial) = match *shape {
-            [n, c, d, h, w] => (n, c, [d, h, w]),
-            [c, d, h, w] => (1, c, [d, h, w]),
-            _ => {
-                let expected = "4-D (unbatched) or 5-D (batched)";
-                return Err(Error::Rank { param: "input", got: shape.len(), expected });
-            }
-        };
-        if channels != self.in_channels() {
-            return Err(Error::Channels { got: channels, expected: self.in_channels() });
-        }
+        let channels = self.in_channels();
+        let (batch, spatial) = volume_of(shape, channels)?;
         let geometries = self.geometries(batch, spatial)?;
         let last = &geometries[geometries.len() - 1];
         let out_size = last.axes().map(|axis| axis.output);
