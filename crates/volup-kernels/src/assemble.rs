@@ -1,0 +1,195 @@
+//! From kernel to cubin: Tile IR by cuTile's compiler, machine code by `tileiras`, the manifest.
+
+use crate::inspect::{self, Usage};
+use crate::variants::Variant;
+use crate::{direct, linear_gemm, norm, pack};
+use anyhow::{Context, Result, anyhow, bail};
+use cutile::compile_api::KernelCompiler;
+use cutile::cutile_compiler::ast::Module;
+use cutile::tile_kernel::CompileOptions;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use std::collections::HashMap;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// cuTile's compiler recurses deeply.
+const STACK: usize = 64 << 20;
+
+/// What was built, for whoever loads it.
+#[derive(Default, Deserialize, Serialize)]
+struct Manifest {
+    compiler: String,
+    variants: Vec<Entry>,
+}
+
+/// One cubin.
+#[derive(Clone, Deserialize, Serialize)]
+struct Entry {
+    name: String,
+    family: String,
+    entry: String,
+    arch: String,
+    file: String,
+    types: Vec<String>,
+    params: serde_json::Map<String, serde_json::Value>,
+    registers: u32,
+    local_bytes: u32,
+    shared_bytes: u32,
+    /// Of the Tile IR, the options, the compiler's version and the architecture.
+    hash: String,
+}
+
+/// Compiles every variant for every architecture into `out`, `jobs` at once.
+pub fn build(variants: &[Variant], archs: &[String], out: &Path, jobs: usize) -> Result<()> {
+    let compiler = version()?;
+    let known: Manifest = fs::read(out.join("manifest.json"))
+        .ok()
+        .and_then(|bytes| serde_json::from_slice(&bytes).ok())
+        .unwrap_or_default();
+    let known: HashMap<String, Entry> =
+        known.variants.into_iter().map(|entry| (entry.file.clone(), entry)).collect();
+    for arch in archs {
+        fs::create_dir_all(out.join(arch)).context("cannot make the folder for cubins")?;
+    }
+    let tasks: Vec<(&String, &Variant)> =
+        archs.iter().flat_map(|arch| variants.iter().map(move |variant| (arch, variant))).collect();
+    let next = AtomicUsize::new(0);
+    let done: Mutex<Vec<(usize, Result<Entry>)>> = Mutex::default();
+    let work = || {
+        loop {
+            let at = next.fetch_add(1, Ordering::Relaxed);
+            let Some(&(arch, variant)) = tasks.get(at) else { break };
+            let entry = one(variant, arch, &compiler, out, &known)
+                .with_context(|| format!("{} for {arch}", variant.name()));
+            if let Err(error) = &entry {
+                eprintln!("{error:#}");
+            }
+            done.lock().expect("no thread panics while it holds the lock").push((at, entry));
+        }
+    };
+    std::thread::scope(|scope| -> Result<()> {
+        for _ in 0..jobs {
+            std::thread::Builder::new().stack_size(STACK).spawn_scoped(scope, work)?;
+        }
+        Ok(())
+    })?;
+    let mut done = done.into_inner().expect("no thread panics while it holds the lock");
+    done.sort_by_key(|(at, _)| *at);
+    let failed = done.iter().filter(|(_, entry)| entry.is_err()).count();
+    if failed > 0 || done.len() != tasks.len() {
+        bail!("{failed} of {} cubins could not be built", tasks.len());
+    }
+    let variants = done.into_iter().map(|(_, entry)| entry).collect::<Result<Vec<Entry>>>()?;
+    println!("{} cubins in {}", variants.len(), out.display());
+    let manifest = serde_json::to_vec_pretty(&Manifest { compiler, variants })?;
+    write_whole(&out.join("manifest.json"), &manifest)
+}
+
+/// Compiles one variant for one architecture, unless that was done before.
+fn one(
+    variant: &Variant,
+    arch: &str,
+    compiler: &str,
+    out: &Path,
+    known: &HashMap<String, Entry>,
+) -> Result<Entry> {
+    let name = variant.name();
+    let bytecode = tile_ir(variant, arch)?;
+    let mut hash = Sha256::new();
+    for part in [bytecode.as_slice(), compiler.as_bytes(), arch.as_bytes()] {
+        hash.update(part.len().to_le_bytes());
+        hash.update(part);
+    }
+    let hash = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let file = format!("{arch}/{name}.cubin");
+    let path = out.join(&file);
+    if let Some(entry) = known.get(&file)
+        && entry.hash == hash
+        && path.exists()
+    {
+        return Ok(entry.clone());
+    }
+    let source = out.join(arch).join(format!("{name}.tileirbc"));
+    let fresh = out.join(arch).join(format!("{name}.part"));
+    fs::write(&source, &bytecode)?;
+    let output = Command::new("tileiras")
+        .args(["--gpu-name", arch, "-o"])
+        .arg(&fresh)
+        .arg(&source)
+        .output()
+        .context("cannot run tileiras")?;
+    fs::remove_file(&source)?;
+    if !output.status.success() {
+        bail!("tileiras: {}", String::from_utf8_lossy(&output.stderr).trim());
+    }
+    let Usage { registers, local_bytes, shared_bytes } = inspect::gate(&fresh)?;
+    fs::rename(&fresh, &path)?;
+    println!("{file}: {registers} registers, {shared_bytes} bytes of shared memory");
+    let params = variant.params.iter().map(|(name, value)| {
+        let value = value.as_integer().ok_or_else(|| anyhow!("{name} is not a number"))?;
+        Ok((name.clone(), value.into()))
+    });
+    Ok(Entry {
+        name,
+        family: variant.family.clone(),
+        entry: format!("{}_entry", variant.kernel),
+        arch: arch.to_string(),
+        file,
+        types: variant.types.clone(),
+        params: params.collect::<Result<_>>()?,
+        registers,
+        local_bytes,
+        shared_bytes,
+        hash,
+    })
+}
+
+/// The variant in Tile IR's bytecode.
+fn tile_ir(variant: &Variant, arch: &str) -> Result<Vec<u8>> {
+    let module: fn() -> Module = match variant.family.as_str() {
+        "direct" => direct::direct::__module_ast_self,
+        "linear_gemm" => linear_gemm::linear_gemm::__module_ast_self,
+        "norm" => norm::norm::__module_ast_self,
+        "pack" => pack::pack::__module_ast_self,
+        family => bail!("there is no family {family}"),
+    };
+    let mut options = CompileOptions::default();
+    if let Some(occupancy) = variant.occupancy {
+        options = options.occupancy(occupancy);
+    }
+    if let Some(warps) = variant.worker_warps {
+        options = options.num_worker_warps_per_cta(warps);
+    }
+    let compile = || {
+        KernelCompiler::new(module, &variant.family, &variant.kernel)
+            .generics(variant.generics())
+            .target(arch)
+            .options(options)
+            .compile()
+            .and_then(|artifacts| artifacts.bytecode())
+            .map_err(|error| anyhow!("{error}"))
+    };
+    // The compiler panics on some mistakes in a kernel.
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(compile))
+        .map_err(|_| anyhow!("cuTile's compiler panicked"))?
+}
+
+/// The assembler's version, which is part of what a cubin is known by.
+fn version() -> Result<String> {
+    let output =
+        Command::new("tileiras").arg("--version").output().context("cannot run tileiras: is it on the PATH?")?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let version = text.split_whitespace().find(|word| word.starts_with('V')).context("tileiras' version")?;
+    Ok(format!("tileiras {}", version.trim_start_matches('V').trim_end_matches(',')))
+}
+
+/// Writes a file whole or not at all.
+fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
+    let fresh = path.with_extension("part");
+    fs::write(&fresh, bytes)?;
+    fs::rename(&fresh, path).with_context(|| format!("cannot write {}", path.display()))
+}

@@ -1,0 +1,5 @@
+//! (in the making)
+#[cutile::module]
+pub mod direct {
+    use cutile::core::*;
+}

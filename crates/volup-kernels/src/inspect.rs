@@ -1,0 +1,86 @@
+//! What a cubin's machine code shows: registers, local memory, and whether matrix instructions
+//! overlap.
+
+use anyhow::{Context, Result, bail, ensure};
+use std::path::Path;
+use std::process::Command;
+
+/// What a kernel takes of a multiprocessor.
+pub struct Usage {
+    /// Registers a thread.
+    pub registers: u32,
+    /// Bytes of local memory a thread: stack and spills.
+    pub local_bytes: u32,
+    /// Bytes of shared memory a block.
+    pub shared_bytes: u32,
+}
+
+/// Reads a cubin and refuses one that spills, or that waits after each matrix instruction.
+pub fn gate(cubin: &Path) -> Result<Usage> {
+    let usage = usage(&cuobjdump("-res-usage", cubin)?)?;
+    if usage.local_bytes > 0 {
+        bail!("refused: {} bytes of local memory at {} registers", usage.local_bytes, usage.registers);
+    }
+    if let Some(why) = serialised(&cuobjdump("-sass", cubin)?) {
+        bail!("refused: {why}");
+    }
+    Ok(usage)
+}
+
+fn cuobjdump(what: &str, cubin: &Path) -> Result<String> {
+    let output = Command::new("cuobjdump").arg(what).arg(cubin).output().context("cannot run cuobjdump")?;
+    ensure!(output.status.success(), "cuobjdump: {}", String::from_utf8_lossy(&output.stderr).trim());
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// Adds up what `cuobjdump -res-usage` says of each function.
+fn usage(text: &str) -> Result<Usage> {
+    let most = |field: &str| -> Option<u32> {
+        let values = text.split_whitespace().filter_map(|word| word.strip_prefix(field)?.parse().ok());
+        values.max()
+    };
+    let registers = most("REG:").context("cuobjdump names no registers")?;
+    let local_bytes = most("STACK:").unwrap_or(0).max(most("LOCAL:").unwrap_or(0));
+    Ok(Usage { registers, local_bytes, shared_bytes: most("SHARED:").unwrap_or(0) })
+}
+
+/// Why Hopper's matrix instructions do not overlap, if they do not. They are issued in batches, one
+/// batch a step of the reduction, and a batch's last instruction signals its end; a pipelined loop
+/// waits until all batches but one are done (`DEPBAR.LE gsb0, 0x1`), a serialised one for every
+/// instruction.
+fn serialised(sass: &str) -> Option<String> {
+    let (mut matrix, mut signals, mut waits) = (0, 0, 0);
+    for line in sass.lines() {
+        if line.contains("HGMMA") {
+            matrix += 1;
+            signals += usize::from(line.contains("gsb0"));
+        } else if line.contains("WARPGROUP.DEPBAR") {
+            waits += 1;
+        }
+    }
+    let alone = matrix > 2 && (signals == matrix || waits >= matrix);
+    alone.then(|| format!("{matrix} matrix instructions with {signals} signals and {waits} waits"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn usage_is_the_largest_of_any_function() {
+        let text = " Function a:\n  REG:58 STACK:0 SHARED:2048 LOCAL:0\n Function b:\n  REG:90 STACK:8 SHARED:0 LOCAL:0";
+        let usage = usage(text).unwrap();
+        assert_eq!((usage.registers, usage.local_bytes, usage.shared_bytes), (90, 8, 2048));
+        assert!(super::usage("nothing").is_err());
+    }
+
+    #[test]
+    fn a_wait_after_each_matrix_instruction_is_noticed() {
+        let batch = "HGMMA R24, gdesc[UR12], R24 ;\n".repeat(3) + "HGMMA R24, gdesc[UR12], R24, gsb0 ;\n";
+        let pipelined = format!("{batch}{batch}WARPGROUP.DEPBAR.LE gsb0, 0x1 ;\n");
+        assert!(serialised(&pipelined).is_none());
+        let alone = "HGMMA R24, gdesc[UR12], R24, gsb0 ;\nWARPGROUP.DEPBAR.LE gsb0, 0x0 ;\n".repeat(8);
+        assert!(serialised(&alone).is_some());
+        assert!(serialised("FFMA R1, R2, R3, R4 ;").is_none());
+    }
+}

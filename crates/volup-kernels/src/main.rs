@@ -1,0 +1,60 @@
+//! Compiles volup's GPU kernels ahead of time: every variant of `variants.toml` for every
+//! architecture asked for, to cubins and a manifest that `volup-cuda` embeds.
+//!
+//! Needs no GPU and no toolkit: `tileiras`, `ptxas` and `cuobjdump` come from the wheels of
+//! `requirements.txt`, and `make kernels` puts them on the PATH. What is up to date is not compiled
+//! again. A variant is refused if its machine code keeps registers in local memory, or waits for
+//! each matrix instruction before it issues the next.
+
+// The kernels' bodies are read by cuTile's compiler, not by rustc, whose lints know nothing of them.
+#[allow(warnings, clippy::all)]
+mod direct;
+#[allow(warnings, clippy::all)]
+mod epilogue;
+#[allow(warnings, clippy::all)]
+mod linear_gemm;
+#[allow(warnings, clippy::all)]
+mod norm;
+#[allow(warnings, clippy::all)]
+mod pack;
+
+mod assemble;
+mod inspect;
+mod variants;
+
+use anyhow::{Context, Result, bail};
+use clap::Parser;
+use std::path::PathBuf;
+
+/// Compiles volup's GPU kernels to cubins and a manifest.
+#[derive(Parser)]
+struct Args {
+    /// Where the cubins and `manifest.json` go.
+    #[arg(long)]
+    out: PathBuf,
+    /// The list of variants.
+    #[arg(long)]
+    variants: PathBuf,
+    /// The architectures to compile for.
+    #[arg(long, value_delimiter = ',', default_value = "sm_90")]
+    arch: Vec<String>,
+    /// Compile only variants whose name contains this; the manifest then lists only those.
+    #[arg(long, default_value = "")]
+    only: String,
+    /// Compiles at once [default: one a core].
+    #[arg(long)]
+    jobs: Option<usize>,
+}
+
+fn main() -> Result<()> {
+    let args = Args::parse();
+    let text = std::fs::read_to_string(&args.variants)
+        .with_context(|| format!("cannot read {}", args.variants.display()))?;
+    let mut variants = variants::parse(&text)?;
+    variants.retain(|variant| variant.name().contains(&args.only));
+    if variants.is_empty() {
+        bail!("no variant's name contains {:?}", args.only);
+    }
+    let jobs = args.jobs.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get()));
+    assemble::build(&variants, &args.arch, &args.out, jobs)
+}

@@ -1,0 +1,62 @@
+//! The list of variants: which kernels are compiled, with which types and tile sizes, and why.
+
+use anyhow::{Context, Result, ensure};
+use serde::Deserialize;
+use std::collections::HashSet;
+
+/// One kernel with its types and sizes filled in.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Variant {
+    /// The file that the kernel is in.
+    pub family: String,
+    /// The kernel's function.
+    pub kernel: String,
+    /// Type arguments, in the function's order.
+    #[serde(default)]
+    pub types: Vec<String>,
+    /// Number arguments by name, in the function's order (they follow the types).
+    #[serde(default)]
+    pub params: toml::Table,
+    /// Blocks that should fit on a multiprocessor at once; the compiler's choice if missing.
+    pub occupancy: Option<i32>,
+    /// Warps of a block that compute; the compiler's choice if missing.
+    pub worker_warps: Option<i32>,
+    /// What the variant is for.
+    pub why: String,
+}
+
+impl Variant {
+    /// `kernel_types_sizes`, for example `linear_gemm_bf16_128x64x64`: the name of the cubin, in the
+    /// manifest and in every message.
+    pub fn name(&self) -> String {
+        let mut name = self.kernel.clone();
+        for part in self.types.iter().map(String::as_str) {
+            name = format!("{name}_{part}");
+        }
+        let sizes: Vec<String> = self.params.values().map(ToString::to_string).collect();
+        if sizes.is_empty() { name } else { format!("{name}_{}", sizes.join("x")) }
+    }
+
+    /// The arguments of the kernel's generics, in order.
+    pub fn generics(&self) -> Vec<String> {
+        let sizes = self.params.values().map(ToString::to_string);
+        self.types.iter().cloned().chain(sizes).collect()
+    }
+}
+
+/// Reads `variants.toml`.
+pub fn parse(text: &str) -> Result<Vec<Variant>> {
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct File {
+        variant: Vec<Variant>,
+    }
+    let file: File = toml::from_str(text).context("the list of variants")?;
+    let mut names = HashSet::new();
+    for variant in &file.variant {
+        ensure!(names.insert(variant.name()), "{} is listed twice", variant.name());
+        ensure!(!variant.why.is_empty(), "{} does not say why it exists", variant.name());
+    }
+    Ok(file.variant)
+}
