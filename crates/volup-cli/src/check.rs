@@ -144,7 +144,7 @@ fn sampled<E: Engine>(engine: &E, case: &Case, dtype: DType, fill: Fill) -> Resu
         let (expected, bound) = match fill {
             // Whole numbers have one right answer.
             Fill::Integer => (with_element!(dtype, T => T::from_f64(voxel.sum).to_f64()), 0.0),
-            Fill::Normal => (voxel.sum, voxel.bound(dtype)),
+            Fill::Normal => (voxel.sum, voxel.bound(dtype, engine.operand_roundoff(dtype))),
         };
         let got = element(&output, shape, at);
         let error = if got == expected { 0.0 } else { (got - expected).abs() };

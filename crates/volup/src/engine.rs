@@ -1,6 +1,6 @@
 //! What an engine is: something that runs blocks on tensors in its own memory.
 
-use crate::{BlockSpec, Parameters, Result, Tensor};
+use crate::{BlockSpec, DType, Parameters, Result, Tensor};
 
 /// Runs blocks on a device. Tensors live in the engine's own memory; only [`Engine::upload`] and
 /// [`Engine::download`] cross over to the host.
@@ -12,6 +12,23 @@ pub trait Engine {
 
     /// The engine in a few (name, value) lines: device, instruction set, threads.
     fn describe(&self) -> Vec<(&'static str, String)>;
+
+    /// The unit roundoff to which the engine rounds each input and weight before it multiplies them,
+    /// beyond what they lost when they were stored in this type; 0 where it multiplies what it is
+    /// given. The bounds of [`crate::reference`] grow with it.
+    fn operand_roundoff(&self, dtype: DType) -> f64 {
+        let _ = dtype;
+        0.0
+    }
+
+    /// Waits until all work that was asked for is done. An engine whose [`Engine::forward`] returns
+    /// results, not promises of them, has nothing to wait for.
+    ///
+    /// # Errors
+    /// Where the device failed.
+    fn synchronize(&self) -> Result<()> {
+        Ok(())
+    }
 
     /// Moves a tensor into the engine's memory.
     ///

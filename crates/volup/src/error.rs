@@ -211,6 +211,64 @@ pub enum Error {
         /// How much it takes.
         bytes: usize,
     },
+    /// No NVIDIA driver on this system.
+    #[error("a CUDA device needs the NVIDIA driver, whose library (libcuda) was not found")]
+    NoDriver,
+    /// An NVIDIA driver from before the oldest that the kernels run on.
+    #[error("the NVIDIA driver must be {expected} or newer, got {got}")]
+    OldDriver {
+        /// The driver's CUDA version and the branch that it came with, as in `12.8 (r570)`.
+        got: String,
+        /// The oldest that will do, in the same words.
+        expected: &'static str,
+    },
+    /// A CUDA device that the system does not have.
+    #[error(
+        "device must be one of the system's CUDA devices, of which there are {count}, got cuda:{ordinal}"
+    )]
+    NoDevice {
+        /// The device asked for.
+        ordinal: usize,
+        /// How many there are.
+        count: usize,
+    },
+    /// A build without GPU kernels, which are compiled apart.
+    #[error("this build of volup contains no GPU kernels; `make kernels` builds them")]
+    NoKernels,
+    /// A GPU of an architecture that the kernels were not built for.
+    #[error("device must be of an architecture with kernels in this build ({built}), got {device} ({arch})")]
+    NoKernelsForArch {
+        /// The GPU's name.
+        device: String,
+        /// Its architecture, as in `sm_75`.
+        arch: String,
+        /// The architectures that there are kernels for.
+        built: String,
+    },
+    /// A kernel that was expected in this build and is not there.
+    #[error("this build of volup lacks the GPU kernel {name} for {arch}")]
+    MissingKernel {
+        /// The kernel's name.
+        name: String,
+        /// The architecture asked for.
+        arch: String,
+    },
+    /// More memory than the GPU has to give.
+    #[error("{bytes} bytes were asked of the GPU's memory, which has not as many left")]
+    OutOfDeviceMemory {
+        /// How much was asked for.
+        bytes: usize,
+    },
+    /// A call that the CUDA driver refused.
+    #[error("{call} failed: {message} (CUDA error {code})")]
+    Cuda {
+        /// The driver's function.
+        call: &'static str,
+        /// Its error code.
+        code: u32,
+        /// What the driver says about that code.
+        message: String,
+    },
     /// A decoder file whose contents are not a decoder.
     #[error("{field} must be {expected}, got {got}")]
     Decoder {
@@ -225,3 +283,45 @@ pub enum Error {
 
 /// Shorthand for a result with volup's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_gpu_lacks_is_named() {
+        let cuda = Error::Cuda { call: "cuInit", code: 999, message: "unknown error".into() };
+        for (error, text) in [
+            (Error::NoDriver, "a CUDA device needs the NVIDIA driver, whose library (libcuda) was not found"),
+            (
+                Error::OldDriver { got: "12.8 (r570)".into(), expected: "13.0 (r580)" },
+                "the NVIDIA driver must be 13.0 (r580) or newer, got 12.8 (r570)",
+            ),
+            (
+                Error::NoDevice { ordinal: 3, count: 2 },
+                "device must be one of the system's CUDA devices, of which there are 2, got cuda:3",
+            ),
+            (Error::NoKernels, "this build of volup contains no GPU kernels; `make kernels` builds them"),
+            (
+                Error::NoKernelsForArch {
+                    device: "Tesla T4".into(),
+                    arch: "sm_75".into(),
+                    built: "sm_80, sm_90".into(),
+                },
+                "device must be of an architecture with kernels in this build (sm_80, sm_90), \
+                 got Tesla T4 (sm_75)",
+            ),
+            (
+                Error::MissingKernel { name: "pack_f32".into(), arch: "sm_90".into() },
+                "this build of volup lacks the GPU kernel pack_f32 for sm_90",
+            ),
+            (
+                Error::OutOfDeviceMemory { bytes: 1 << 40 },
+                "1099511627776 bytes were asked of the GPU's memory, which has not as many left",
+            ),
+            (cuda, "cuInit failed: unknown error (CUDA error 999)"),
+        ] {
+            assert_eq!(error.to_string(), text);
+        }
+    }
+}

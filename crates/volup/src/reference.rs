@@ -27,7 +27,11 @@
 //!   `|gamma| * ((e + e_mu)*r' + |y - mu|*(r' - r))`, plus a few `u` of
 //!   `|gamma|*(|y| + |mu|)*r' + |beta|` for the evaluation in either form.
 //!
-//! An engine that computes with fewer bits than its accumulator (as in `tf32`) needs another bound.
+//! - **Operands.** An engine may round each input and weight to a unit roundoff `r` before it
+//!   multiplies them ([`crate::Engine::operand_roundoff`]; 2^-11 in `tf32`). Each product is then off
+//!   by at most `q = 2*r + r^2` of itself, the sum by `q*m`, and the rounding of the sum is that of
+//!   numbers which are larger by as much: `e = q*m + (n + 2) * u * (1 + q)*m`. Operands that `r`
+//!   rounds to themselves, such as small whole numbers, must still give the one right answer.
 
 use crate::{Activation, Axis, BlockSpec, DType, Geometry, NormSpec, Parameters, Tensor, bf16, f16};
 
@@ -64,12 +68,14 @@ impl Voxel {
             return 0.0;
         }
         let terms = self.terms as f64;
-        (terms + 2.0) * unit.acc * self.magnitude + (terms + 1.0) * unit.acc_tiny
+        let operands = unit.product * self.magnitude;
+        operands + (terms + 2.0) * unit.acc * (self.magnitude + operands) + (terms + 1.0) * unit.acc_tiny
     }
 
-    /// How far from [`Voxel::sum`] the stored output of an engine of this type may be.
-    pub fn bound(&self, dtype: DType) -> f64 {
-        let unit = Rounding::of(dtype);
+    /// How far from [`Voxel::sum`] the stored output of an engine of this type may be that rounds its
+    /// operands to `operand_roundoff`.
+    pub fn bound(&self, dtype: DType, operand_roundoff: f64) -> f64 {
+        let unit = Rounding::of(dtype, operand_roundoff);
         let bound = self.sum_bound(&unit);
         bound + unit.stored(self.sum, bound)
     }
@@ -79,6 +85,8 @@ impl Voxel {
 struct Rounding {
     /// Unit roundoff of the accumulator and of double precision, added up.
     acc: f64,
+    /// What rounding both operands does to a product, as a share of it.
+    product: f64,
     /// The smallest positive number of the accumulator.
     acc_tiny: f64,
     /// Unit roundoff of the storage type; 0 where it is the accumulator itself.
@@ -88,12 +96,13 @@ struct Rounding {
 }
 
 impl Rounding {
-    fn of(dtype: DType) -> Rounding {
+    fn of(dtype: DType, operand_roundoff: f64) -> Rounding {
         let acc = dtype.accumulator();
         let (store, tiny) =
             if acc == dtype { (0.0, 0.0) } else { (dtype.unit_roundoff(), smallest(dtype) / 2.0) };
         Rounding {
             acc: acc.unit_roundoff() + DType::F64.unit_roundoff(),
+            product: operand_roundoff * (2.0 + operand_roundoff),
             acc_tiny: smallest(acc),
             store,
             tiny,
@@ -229,12 +238,19 @@ fn gather(
     Voxel { sum, magnitude, terms: in_per_group * taps.len() }
 }
 
-/// Runs a block on an input whose type is also the type that the engine stores.
+/// Runs a block on an input whose type is also the type that the engine stores, for an engine that
+/// rounds its operands to `operand_roundoff` before it multiplies them.
 ///
 /// # Panics
 /// If the tensors are not of the shapes that the block and the geometry ask for.
-pub fn forward(block: &BlockSpec, geometry: &Geometry, parameters: &Parameters, input: &Tensor) -> Expected {
-    let unit = Rounding::of(input.dtype());
+pub fn forward(
+    block: &BlockSpec,
+    geometry: &Geometry,
+    parameters: &Parameters,
+    input: &Tensor,
+    operand_roundoff: f64,
+) -> Expected {
+    let unit = Rounding::of(input.dtype(), operand_roundoff);
     let mut out = convolution(geometry, parameters, input, &unit);
     if let Some(activation) = block.activation() {
         activate(&mut out, activation, &unit);

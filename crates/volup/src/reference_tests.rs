@@ -75,8 +75,8 @@ fn gathering_by_the_definition_equals_scattering() {
         let (weight, bias) = (parameters.weight.to_f64(), parameters.bias.as_ref().map(Tensor::to_f64));
         let right = scatter(&geometry, &weight, bias.as_deref(), &input.to_f64());
         let last = input.cast(DType::Bf16, MemoryFormat::ChannelsLast3d).unwrap();
-        assert_eq!(forward(&conv.into(), &geometry, &parameters, &input).values, right, "{geometry}");
-        assert_eq!(forward(&conv.into(), &geometry, &parameters, &last).values, right, "{geometry}");
+        assert_eq!(forward(&conv.into(), &geometry, &parameters, &input, 0.0).values, right, "{geometry}");
+        assert_eq!(forward(&conv.into(), &geometry, &parameters, &last, 0.0).values, right, "{geometry}");
         let [_, cout, od, oh, ow] = geometry.output_shape();
         for (at, &value) in right.iter().enumerate() {
             let (plane, row, volume) = (oh * ow, ow, od * oh * ow);
@@ -112,8 +112,8 @@ fn group_norm_has_zero_mean_and_unit_variance_before_gamma_and_beta() {
     let (gamma, beta) =
         (parameters.norm_weight.clone().unwrap().to_f64(), parameters.norm_bias.clone().unwrap().to_f64());
     let input = integers(&geometry.input_shape(), 3);
-    let normalized = forward(&block, &geometry, &parameters, &input).values;
-    let bare = forward(&conv.into(), &geometry, &parameters, &input).values;
+    let normalized = forward(&block, &geometry, &parameters, &input, 0.0).values;
+    let bare = forward(&conv.into(), &geometry, &parameters, &input, 0.0).values;
     let voxels = geometry.output_voxels();
     for group in 0..2 * 3 {
         let range = group * 2 * voxels..(group + 1) * 2 * voxels;
@@ -178,12 +178,12 @@ fn nan_reaches_its_group_and_no_other() {
     let mut values = integers(&geometry.input_shape(), 3).to_f64();
     values[8] = f64::NAN;
     let input = Tensor::new(&geometry.input_shape(), values).unwrap();
-    let out = forward(&block, &geometry, &parameters, &input).values;
+    let out = forward(&block, &geometry, &parameters, &input, 0.0).values;
     let sample = out.len() / 2;
     assert!(out[..sample].iter().all(|z| z.is_finite()));
     assert!(out[sample..].iter().all(|z| z.is_nan()));
     parameters.weight = integers(&conv.weight_shape(), 0);
-    let out = forward(&conv.into(), &geometry, &parameters, &input).values;
+    let out = forward(&conv.into(), &geometry, &parameters, &input, 0.0).values;
     assert_eq!(out.iter().filter(|z| z.is_nan()).count(), 4 * 8);
 }
 
@@ -195,8 +195,27 @@ fn bounds_are_of_the_types_order() {
     let geometry = block.geometry(1, [4; 3]).unwrap();
     for (dtype, most) in [(DType::F64, 1e-10), (DType::F32, 1e-2), (DType::F16, 5e-2), (DType::Bf16, 0.2)] {
         let input = integers(&geometry.input_shape(), 3).cast(dtype, MemoryFormat::Contiguous).unwrap();
-        let out = forward(&block, &geometry, &parameters(&conv, true), &input);
+        let out = forward(&block, &geometry, &parameters(&conv, true), &input, 0.0);
         let worst = out.bounds.iter().copied().fold(0.0, f64::max);
         assert!(worst > 0.0 && worst < most, "{dtype}: {worst}");
     }
+}
+
+#[test]
+fn rounded_operands_widen_the_bounds_by_what_they_do_to_products() {
+    let voxel = Voxel { sum: 3.0, magnitude: 100.0, terms: 30 };
+    let (u, r) = (DType::F32.unit_roundoff(), 2f64.powi(-11));
+    let plain = voxel.bound(DType::F32, 0.0);
+    assert!((plain / (32.0 * u * 100.0) - 1.0).abs() < 1e-6, "{plain}");
+    let rounded = voxel.bound(DType::F32, r);
+    let operands = (1.0 + r).powi(2) - 1.0;
+    assert!((rounded - plain - operands * (100.0 + plain)).abs() < 1e-12, "{rounded}");
+
+    let conv = ConvSpec::builder(8, 4, 3).build().unwrap();
+    let geometry = conv.geometry(1, [4; 3]).unwrap();
+    let input = integers(&geometry.input_shape(), 3).cast(DType::F32, MemoryFormat::Contiguous).unwrap();
+    let of = |r| forward(&conv.into(), &geometry, &parameters(&conv, false), &input, r);
+    let (plain, rounded) = (of(0.0), of(r));
+    assert_eq!(plain.values, rounded.values);
+    assert!(plain.bounds.iter().zip(&rounded.bounds).any(|(plain, rounded)| rounded > plain));
 }

@@ -208,6 +208,16 @@ impl Data {
         self.len() == 0
     }
 
+    /// The elements as they lie in memory.
+    pub fn as_bytes(&self) -> &[u8] {
+        match self {
+            Data::F64(v) => bytemuck::cast_slice(v),
+            Data::F32(v) => bytemuck::cast_slice(v),
+            Data::F16(v) => bytemuck::cast_slice(v),
+            Data::Bf16(v) => bytemuck::cast_slice(v),
+        }
+    }
+
     /// The type of the elements.
     pub fn dtype(&self) -> DType {
         match self {

@@ -15,6 +15,9 @@ enum Mistake {
     None,
     /// Not a mistake: values and statistics are rounded as by an engine.
     RoundedStatistics,
+    /// Not a mistake: float32 is rounded to tf32 before it is multiplied, and the engine says so.
+    RoundedOperands,
+    RoundedOperandsUnsaid,
     ShiftedByOne,
     MissingLastTap,
     BiasOnlyWhereTapsReach,
@@ -46,6 +49,10 @@ impl Engine for ReferenceEngine {
         vec![("engine", format!("reference, {:?}", self.mistake))]
     }
 
+    fn operand_roundoff(&self, dtype: DType) -> f64 {
+        if self.mistake == M::RoundedOperands && dtype == DType::F32 { 2f64.powi(-11) } else { 0.0 }
+    }
+
     fn upload(&self, tensor: Tensor) -> Result<Tensor> {
         Ok(tensor)
     }
@@ -67,6 +74,12 @@ impl Engine for ReferenceEngine {
         if input.dtype() != parameters.weight.dtype() && self.mistake != M::TakesAnyType {
             let (got, expected) = (input.dtype(), parameters.weight.dtype());
             return Err(Error::DTypeMismatch { param: "input", got, expected });
+        }
+        if matches!(self.mistake, M::RoundedOperands | M::RoundedOperandsUnsaid) {
+            let parameters = Parameters { weight: to_tf32(&parameters.weight)?, ..parameters.clone() };
+            let values = forward(block, &geometry, &parameters, &to_tf32(input)?, 0.0).values;
+            let shape = &geometry.output_shape()[5 - input.shape().len()..];
+            return Tensor::new(shape, values)?.cast(input.dtype(), input.format());
         }
         let remembered = *first.get_or_init(|| geometry);
         let same_rest = remembered.output_shape()[1..] == geometry.output_shape()[1..];
@@ -130,7 +143,7 @@ impl ReferenceEngine {
         let mut values = match block.norm() {
             Some(norm) if changes_norm => {
                 let before = BlockSpec::new(*block.conv(), block.activation(), None, None)?;
-                let mut values = forward(&before, geometry, &parameters, input).values;
+                let mut values = forward(&before, geometry, &parameters, input, 0.0).values;
                 if self.mistake == M::RoundedStatistics {
                     values = rounded(values, input.dtype())?;
                     normalize_in_single(&mut values, shape, norm, &parameters);
@@ -142,7 +155,7 @@ impl ReferenceEngine {
                 }
                 values
             }
-            _ => forward(block, geometry, &parameters, input).values,
+            _ => forward(block, geometry, &parameters, input, 0.0).values,
         };
         match self.mistake {
             M::ShiftedByOne if !values.is_empty() => values.rotate_right(1),
@@ -240,6 +253,13 @@ impl ReferenceEngine {
     }
 }
 
+/// Rounds float32 to 10 mantissa bits, to nearest; other types as they are.
+fn to_tf32(tensor: &Tensor) -> Result<Tensor> {
+    let Some(values) = tensor.as_slice::<f32>() else { return Ok(tensor.clone()) };
+    let values = values.iter().map(|x| f32::from_bits((x.to_bits() + 0x1000) & !0x1fff));
+    Tensor::with_format(tensor.shape(), tensor.format(), f32::into_data(values.collect()))
+}
+
 fn rounded(values: Vec<f64>, dtype: DType) -> Result<Vec<f64>> {
     Ok(Tensor::new(&[values.len()], values)?.cast(dtype, MemoryFormat::Contiguous)?.to_f64())
 }
@@ -262,7 +282,8 @@ fn channel_by_channel(
         let range = channel * weight.len() / channels..(channel + 1) * weight.len() / channels;
         only[range.clone()].copy_from_slice(&weight[range]);
         let weight = Tensor::new(parameters.weight.shape(), only)?;
-        let part = forward(block, geometry, &Parameters { weight, ..parameters.clone() }, input).values;
+        let parameters = Parameters { weight, ..parameters.clone() };
+        let part = forward(block, geometry, &parameters, input, 0.0).values;
         let added = sums.iter().zip(part).enumerate().map(|(at, (sum, part))| sum + part - bias_at(at));
         sums = rounded(added.collect(), input.dtype())?;
     }
@@ -304,6 +325,7 @@ fn right_engines_pass() {
     let engine = ReferenceEngine::new(M::RoundedStatistics);
     report(&engine, suite(&engine, &normalizing()));
     random_runs(&engine, 1000);
+    random_runs(&ReferenceEngine::new(M::RoundedOperands), 1000);
 }
 
 fn normalizing() -> Vec<Case> {
@@ -328,6 +350,7 @@ fn wrong_engines_fail_where_they_are_wrong() {
         (M::SumsInStorageType, "float16"),
         (M::RemembersFirstSize, "sizes in turn"),
         (M::Unrepeatable, "a second run gives other bits"),
+        (M::RoundedOperandsUnsaid, "sizes in turn"),
         (M::OtherFormat, "output must be channels_last_3d, got contiguous"),
         (M::OtherRank, "output must have shape"),
         (M::OtherType, "output must have dtype float16, got float32"),

@@ -1,0 +1,240 @@
+//! The engine: tensors in a GPU's memory, blocks on a stream.
+
+use crate::device::driver_name;
+use crate::{Algorithm, Device, DeviceMemory, Forward, Manifest, Pointers, Stream};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use volup::{
+    BlockSpec, DType, Element, Engine, Error, Geometry, MemoryFormat, Parameters, Precision, Result, Tensor,
+    with_element,
+};
+
+/// The most sizes that plans are kept for.
+const MOST_PLANS: usize = 1024;
+
+/// Computes blocks on a GPU, on a stream of its own.
+pub struct CudaEngine {
+    device: Arc<Device>,
+    stream: Arc<Stream>,
+    precision: Precision,
+    algorithm: Option<Algorithm>,
+    kernels: usize,
+    plans: Mutex<HashMap<PlanKey, Arc<Forward>>>,
+    /// Grown to the largest that a block has needed. Locked while a block is launched, so that its
+    /// launches follow each other on the stream.
+    workspace: Mutex<DeviceMemory>,
+}
+
+/// What a plan depends on, besides the engine.
+type PlanKey = (BlockSpec, Geometry, DType, MemoryFormat);
+
+/// A tensor in a GPU's memory; it belongs to the engine that made it.
+pub struct CudaTensor {
+    shape: Vec<usize>,
+    dtype: DType,
+    format: MemoryFormat,
+    memory: DeviceMemory,
+}
+
+impl CudaTensor {
+    /// The sizes, [N, C, D, H, W] for a batched volume.
+    pub fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    /// The elements' type.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// How the elements lie in memory.
+    pub fn format(&self) -> MemoryFormat {
+        self.format
+    }
+
+    /// Where they are on the device.
+    pub fn address(&self) -> u64 {
+        self.memory.address()
+    }
+}
+
+/// A block with its parameters in a GPU's memory; it belongs to the engine that made it.
+pub struct CudaLayer {
+    block: BlockSpec,
+    dtype: DType,
+    weight: DeviceMemory,
+    bias: Option<DeviceMemory>,
+    norm_weight: Option<DeviceMemory>,
+    norm_bias: Option<DeviceMemory>,
+}
+
+impl CudaEngine {
+    /// An engine on the device of a number, counted as CUDA does.
+    ///
+    /// # Errors
+    /// As [`Device::open`] and [`Manifest::for_device`].
+    pub fn new(ordinal: usize, precision: Precision) -> Result<CudaEngine> {
+        let device = Device::open(ordinal)?;
+        let kernels = Manifest::embedded().for_device(device.info())?.len();
+        let stream = Arc::new(Stream::new(&device)?);
+        let workspace = Mutex::new(DeviceMemory::new(&stream, 0)?);
+        Ok(CudaEngine {
+            device,
+            stream,
+            precision,
+            algorithm: None,
+            kernels,
+            plans: Mutex::default(),
+            workspace,
+        })
+    }
+
+    /// The same engine, with a kernel family where that applies in place of the plan's choice.
+    pub fn with_algorithm(self, algorithm: Option<Algorithm>) -> CudaEngine {
+        CudaEngine { algorithm, plans: Mutex::default(), ..self }
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+
+    /// Waits until all work is done.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`], also of work that was asked for earlier.
+    pub fn synchronize(&self) -> Result<()> {
+        self.stream.synchronize()
+    }
+
+    fn plan(&self, layer: &CudaLayer, geometry: &Geometry, format: MemoryFormat) -> Result<Arc<Forward>> {
+        let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
+        let key = (layer.block, *geometry, layer.dtype, format);
+        if let Some(plan) = plans.get(&key) {
+            return Ok(plan.clone());
+        }
+        let (block, dtype) = (&layer.block, layer.dtype);
+        let plan = Forward::new(
+            &self.device,
+            block,
+            geometry,
+            dtype,
+            self.precision,
+            format,
+            format,
+            self.algorithm,
+        )?;
+        let plan = Arc::new(plan);
+        if plans.len() == MOST_PLANS {
+            plans.clear();
+        }
+        plans.insert(key, plan.clone());
+        Ok(plan)
+    }
+}
+
+impl Engine for CudaEngine {
+    type Tensor = CudaTensor;
+    type Layer = CudaLayer;
+
+    fn describe(&self) -> Vec<(&'static str, String)> {
+        let info = self.device.info();
+        let mut lines = vec![
+            ("engine", "cuda".into()),
+            ("device", info.name.clone()),
+            ("arch", info.arch.to_string()),
+            ("multiprocessors", info.multiprocessors.to_string()),
+            ("driver", driver_name(info.driver_version)),
+            ("precision", self.precision.to_string()),
+            ("kernels", self.kernels.to_string()),
+        ];
+        lines.extend(self.algorithm.map(|algorithm| ("algorithm", algorithm.to_string())));
+        lines
+    }
+
+    /// For float32: `tf32` keeps 11 significant bits; `ieee` multiplies what two float16 numbers hold
+    /// together.
+    fn operand_roundoff(&self, dtype: DType) -> f64 {
+        match (dtype, self.precision) {
+            (DType::F32, Precision::Tf32) => 2f64.powi(-11),
+            (DType::F32, Precision::Ieee) => 2f64.powi(-21),
+            _ => 0.0,
+        }
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        self.stream.synchronize()
+    }
+
+    fn upload(&self, tensor: Tensor) -> Result<CudaTensor> {
+        Ok(CudaTensor {
+            shape: tensor.shape().to_vec(),
+            dtype: tensor.dtype(),
+            format: tensor.format(),
+            memory: DeviceMemory::of(&self.stream, tensor.data().as_bytes())?,
+        })
+    }
+
+    fn download(&self, tensor: CudaTensor) -> Result<Tensor> {
+        let count = tensor.memory.bytes() / tensor.dtype.size();
+        let data = with_element!(tensor.dtype, T => {
+            let mut values = Vec::<T>::new();
+            let refused = |_| Error::OutOfMemory { what: "the output", bytes: tensor.memory.bytes() };
+            values.try_reserve_exact(count).map_err(refused)?;
+            values.resize(count, T::default());
+            tensor.memory.copy_to(bytemuck::cast_slice_mut(&mut values))?;
+            T::into_data(values)
+        });
+        Tensor::with_format(&tensor.shape, tensor.format, data)
+    }
+
+    fn layer(&self, block: &BlockSpec, parameters: &Parameters) -> Result<CudaLayer> {
+        let dtype = parameters.check(block)?;
+        let upload = |tensor: &Tensor| DeviceMemory::of(&self.stream, tensor.data().as_bytes());
+        let optional = |tensor: &Option<Tensor>| tensor.as_ref().map(upload).transpose();
+        Ok(CudaLayer {
+            block: *block,
+            dtype,
+            weight: upload(&parameters.weight)?,
+            bias: optional(&parameters.bias)?,
+            norm_weight: optional(&parameters.norm_weight)?,
+            norm_bias: optional(&parameters.norm_bias)?,
+        })
+    }
+
+    fn forward(&self, layer: &CudaLayer, input: &CudaTensor) -> Result<CudaTensor> {
+        let geometry = layer.block.geometry_of(&input.shape)?;
+        let (dtype, format) = (layer.dtype, input.format);
+        if input.dtype != dtype {
+            return Err(Error::DTypeMismatch { param: "input", got: input.dtype, expected: dtype });
+        }
+        let shape = geometry.output_shape()[5 - input.shape.len()..].to_vec();
+        let bytes = shape.iter().product::<usize>() * dtype.size();
+        let output = CudaTensor { shape, dtype, format, memory: DeviceMemory::new(&self.stream, bytes)? };
+        if geometry.batch() == 0 {
+            return Ok(output);
+        }
+        let plan = self.plan(layer, &geometry, format)?;
+        let mut workspace = self.workspace.lock().unwrap_or_else(PoisonError::into_inner);
+        if workspace.bytes() < plan.workspace_bytes() {
+            // The small one goes first: there may not be room for both.
+            *workspace = DeviceMemory::new(&self.stream, 0)?;
+            *workspace = DeviceMemory::new(&self.stream, plan.workspace_bytes())?;
+        }
+        let optional = |memory: &Option<DeviceMemory>| memory.as_ref().map_or(0, DeviceMemory::address);
+        let pointers = Pointers {
+            input: input.address(),
+            weight: layer.weight.address(),
+            bias: optional(&layer.bias),
+            norm_weight: optional(&layer.norm_weight),
+            norm_bias: optional(&layer.norm_bias),
+            output: output.address(),
+            workspace: workspace.address(),
+        };
+        // SAFETY: `layer` checked the parameters against the block, and the geometry is that of the
+        // input. All memory was taken on this stream and is given back in its order. The output is new,
+        // and the workspace locked until the launches are made.
+        unsafe { plan.run(&pointers, &self.stream) }?;
+        Ok(output)
+    }
+}

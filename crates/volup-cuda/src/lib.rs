@@ -1,0 +1,15 @@
+#![doc = include_str!("../README.md")]
+
+mod device;
+mod driver;
+mod engine;
+mod forward;
+#[cfg(test)]
+mod listing;
+mod manifest;
+
+pub use device::{Arch, DeviceInfo};
+pub use driver::{Arguments, Device, DeviceMemory, Entered, Kernel, Stream, devices, launch};
+pub use engine::{CudaEngine, CudaLayer, CudaTensor};
+pub use forward::{Algorithm, Forward, Pointers};
+pub use manifest::{Cubin, Manifest, Variant};
