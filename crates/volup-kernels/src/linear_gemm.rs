@@ -32,7 +32,7 @@
 //!
 //! # Who guarantees what
 //!
-//! `a`, `a_lo`, `b`, `b_lo` start at multiples of 256 bytes; `pitch` is a multiple of 16 bytes, a row
+//! `a` and `b` start at multiples of 256 bytes; `pitch` is a multiple of 16 bytes, a row
 //! of B of 32; `rows` and the view's rows are below 2^31, and so are the
 //! elements of the samples of y that a tile touches; where a sample starts is 64-bit. Elements of A
 //! between the last row and the end of the last window are zeros.
@@ -409,13 +409,12 @@ pub mod linear_gemm {
         );
     }
 
-    /// float32 as two fp16 parts. `scale_x` is 2^-ex, `scale_w` that of each output channel.
+    /// float32 as two fp16 parts: the second of A starts `lo_rows` rows after the first, with zeros
+    /// between them, that of B follows the first. `scale_x` is 2^-ex, `scale_w` 2^-ew of each column.
     #[cutile::entry()]
     unsafe fn linear_gemm_split<const BM: i32, const BN: i32, const BK: i32, const PROM: i32, const CHANNELS_FIRST: i32, const TRANSPOSE: i32>(
         a: *mut f16,
-        a_lo: *mut f16,
         b: *mut f16,
-        b_lo: *mut f16,
         scale_x: *mut f32,
         scale_w: *mut f32,
         bias: *mut f32,
@@ -461,6 +460,7 @@ pub mod linear_gemm {
         has_bias: i32,
         activation: i32,
         slope: f32,
+        lo_rows: i32,
     ) {
         let pid: (i32, i32, i32) = get_tile_block_id();
         let all: i32 = slices * blocks;
@@ -483,14 +483,11 @@ pub mod linear_gemm {
         let back_d: i32 = (d_dilation / (d_stride / d_step)) * ph * pw;
         let back_h: i32 = (h_dilation / (h_stride / h_step)) * pw;
         let chunk0: i32 = slice * chunks * min(slices - 1i32, 1i32);
-        let at: Tensor<f16, { [-1, -1] }> = operand_a(a, view_rows, window, pitch);
+        let at: Tensor<f16, { [-1, -1] }> = operand_a(a, lo_rows + view_rows, window, pitch);
         let av: StridedView<f16, { [BM, BK] }, { [1, BK] }, { [0, 1] }> = unsafe { make_strided_view(&at, shape![BM, BK], padding::Zero) };
-        let bt: Tensor<f16, { [-1, -1] }> = operand_b(b, d_kernel * h_kernel * w_steps * all * BN, chunks * BK);
+        let bt: Tensor<f16, { [-1, -1] }> = operand_b(b, 2i32 * d_kernel * h_kernel * w_steps * all * BN, chunks * BK);
         let bp = bt.partition(shape![BN, BK]);
-        let alt: Tensor<f16, { [-1, -1] }> = operand_a(a_lo, view_rows, window, pitch);
-        let alv: StridedView<f16, { [BM, BK] }, { [1, BK] }, { [0, 1] }> = unsafe { make_strided_view(&alt, shape![BM, BK], padding::Zero) };
-        let blt: Tensor<f16, { [-1, -1] }> = operand_b(b_lo, d_kernel * h_kernel * w_steps * all * BN, chunks * BK);
-        let blp = blt.partition(shape![BN, BK]);
+        let lo_columns: i32 = d_kernel * h_kernel * w_steps * all;
         let mut total: Tile<f32, { [BM, BN] }> = constant(0.0f32, shape![BM, BN]);
         let mut cross: Tile<f32, { [BM, BN] }> = constant(0.0f32, shape![BM, BN]);
         for u in 0i32..((steps + PROM - 1i32) / PROM) {
@@ -506,16 +503,16 @@ pub mod linear_gemm {
                 let row: i32 = start - ad * back_d - ah * back_h + wi * w_step;
                 let column: i32 = (((td + ad * d_step) * h_kernel + th + ah * h_step) * w_steps + wi) * all + jn;
                 // Steps past the last one read no row: zeros.
-                let row: i32 = if t < steps { row } else { view_rows };
+                let row: i32 = if t < steps { row } else { lo_rows + view_rows };
                 let column: i32 = if t < steps { column } else { 0i32 };
                 let (xh, _ta): (Tile<f16, { [BM, BK] }>, Token) = unsafe {
                     load_view_raw(&av, [row, chunk0 + kc], None, ordering::Weak, scope::TileBlock, tma::Enabled, None, [false, false], shape![BM, BK])
                 };
                 let (xl, _ta): (Tile<f16, { [BM, BK] }>, Token) = unsafe {
-                    load_view_raw(&alv, [row, chunk0 + kc], None, ordering::Weak, scope::TileBlock, tma::Enabled, None, [false, false], shape![BM, BK])
+                    load_view_raw(&av, [row + lo_rows, chunk0 + kc], None, ordering::Weak, scope::TileBlock, tma::Enabled, None, [false, false], shape![BM, BK])
                 };
                 let wh: Tile<f16, { [BN, BK] }> = load_view_tko(&bp, [column, kc], ordering::Weak, scope::TileBlock, None, tma::Enabled);
-                let wl: Tile<f16, { [BN, BK] }> = load_view_tko(&blp, [column, kc], ordering::Weak, scope::TileBlock, None, tma::Enabled);
+                let wl: Tile<f16, { [BN, BK] }> = load_view_tko(&bp, [column + lo_columns, kc], ordering::Weak, scope::TileBlock, None, tma::Enabled);
                 let wh: Tile<f16, { [BK, BN] }> = wh.transpose();
                 cross = mmaf(xl, wh, cross);
                 cross = mmaf(xh, wl.transpose(), cross);

@@ -1,0 +1,503 @@
+//! Planning `linear_gemm`: pitches, windows, slices of channels, tiles. The kernels' file says what
+//! the numbers mean.
+
+use super::{Argument, Buffer, Context, Step, Workspace, activation_code, direct, int, strides};
+use crate::Variant;
+use std::fmt;
+use volup::{Axis, DType, MemoryFormat, Precision, Result};
+
+/// The words that the pack leaves for later kernels, and their bytes.
+const CONTROL_WORDS: usize = 8;
+/// Where the split's 2^-ex lies among them, in bytes.
+const SCALE: u64 = 16;
+/// The packed input takes at most this much of the input's own memory, or the batch is cut.
+const MOST_PACKED: f64 = 2.0;
+/// What a launch costs beside its work, in seconds.
+const LAUNCH: f64 = 3e-6;
+/// Bytes a second that the pack and the output's rows move at.
+const BANDWIDTH: f64 = 3e12;
+
+/// Which kernels: by how operands are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Operand {
+    /// float16 or bfloat16 as they are.
+    Half,
+    /// float32 rounded to tf32.
+    Tf32,
+    /// float32 as two float16.
+    Split,
+}
+
+impl Operand {
+    fn name(self) -> &'static str {
+        match self {
+            Operand::Half => "half",
+            Operand::Tf32 => "tf32",
+            Operand::Split => "split",
+        }
+    }
+
+    /// Bytes of a packed element.
+    fn bytes(self) -> usize {
+        match self {
+            Operand::Half | Operand::Split => 2,
+            Operand::Tf32 => 4,
+        }
+    }
+
+    /// Parts that a packed tensor has.
+    fn parts(self) -> usize {
+        if self == Operand::Split { 2 } else { 1 }
+    }
+
+    /// Executed flops a second of one multiprocessor: the measured rates of an H200, shared out.
+    fn rate(self) -> f64 {
+        let all = match self {
+            Operand::Half => 500e12,
+            Operand::Tf32 => 260e12,
+            Operand::Split => 150e12,
+        };
+        all / 132.0
+    }
+}
+
+/// One axis of the packed input and of the phases.
+#[derive(Clone, Copy, Debug)]
+struct LinearAxis {
+    axis: Axis,
+    /// The first position that any output belongs to.
+    first: usize,
+    /// Positions a row, plane or sample is apart from the next.
+    pitch: usize,
+    /// The largest offset of a tap.
+    reach: usize,
+}
+
+impl LinearAxis {
+    fn new(axis: Axis) -> LinearAxis {
+        let Axis { input, output, kernel, stride, padding, dilation, .. } = axis;
+        let first = padding / stride;
+        let last = (padding + output - 1) / stride;
+        let positions = last - first + 1;
+        let reach = dilation * (kernel - 1) / stride;
+        let left = reach.saturating_sub(first);
+        let right = last.saturating_sub(input - 1);
+        LinearAxis { axis, first, pitch: (input + left.max(right)).max(positions), reach }
+    }
+
+    /// Where the first position's residue 0 lies in the output.
+    fn shift(&self) -> i64 {
+        (self.axis.stride * self.first) as i64 - self.axis.padding as i64
+    }
+
+    /// Stride over its greatest common divisor with the dilation, and the inverse of dilation over
+    /// that divisor modulo it: a residue's first tap is `residue/gcd * inverse mod step`.
+    fn step_and_inverse(&self) -> (usize, usize) {
+        let (stride, dilation) = (self.axis.stride, self.axis.dilation);
+        let gcd = gcd(stride, dilation);
+        let step = stride / gcd;
+        let inverse = (0..step).find(|t| t * (dilation / gcd) % step == 1 % step).unwrap_or(0);
+        (step, inverse)
+    }
+}
+
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// A plan of this family.
+pub(super) struct Linear<'a> {
+    operand: Operand,
+    kernel: &'a Variant,
+    tile: [usize; 3],
+    axes: [LinearAxis; 3],
+    /// Samples that are packed and computed at a time.
+    batch: usize,
+    slices: usize,
+    slice_in: usize,
+    slice_out: usize,
+    /// Elements of a packed position, and how many of them belong to a slice.
+    pitch: usize,
+    slice_pitch: usize,
+    /// Elements of a run of the reduction, and how many runs along width there are, how far apart.
+    window: usize,
+    w_steps: usize,
+    w_step: usize,
+    chunks: usize,
+    blocks: usize,
+    /// The time that this is expected to take.
+    pub(super) seconds: f64,
+}
+
+impl fmt::Display for Linear<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [m, n, k] = self.tile;
+        let operand = self.operand.name();
+        write!(f, "linear_gemm {operand} {m}x{n}x{k}, {} slices, batches of {}", self.slices, self.batch)
+    }
+}
+
+impl<'a> Linear<'a> {
+    /// The best plan, if the family applies: not for float64, not past its 32-bit counts.
+    pub(super) fn new(context: Context<'a>) -> Result<Option<Linear<'a>>> {
+        let request = context.request;
+        let operand = match (request.dtype, request.precision) {
+            (DType::F64, _) => return Ok(None),
+            (DType::F16 | DType::Bf16, _) => Operand::Half,
+            (DType::F32, Precision::Tf32) => Operand::Tf32,
+            (DType::F32, Precision::Ieee) => Operand::Split,
+        };
+        let types: &[&str] = if operand == Operand::Half { &[context.type_name()] } else { &[] };
+        let first = i64::from(request.output_format == MemoryFormat::Contiguous);
+        let kernels: Vec<&Variant> = context
+            .kernels(&format!("linear_gemm_{}", operand.name()), types)
+            .filter(|kernel| kernel.param("CHANNELS_FIRST") == Some(first))
+            .collect();
+        let groups = request.geometry.conv().groups();
+        let mut best: Option<Linear<'a>> = None;
+        for merged in (1..=groups).filter(|merged| groups.is_multiple_of(*merged)) {
+            for &kernel in &kernels {
+                for windowed in [false, true] {
+                    let linear = Linear::with(context, operand, kernel, groups / merged, windowed);
+                    if let Some(linear) = linear
+                        && best.as_ref().is_none_or(|best| linear.seconds < best.seconds)
+                    {
+                        best = Some(linear);
+                    }
+                }
+            }
+        }
+        Ok(best)
+    }
+
+    fn with(
+        context: Context<'a>,
+        operand: Operand,
+        kernel: &'a Variant,
+        slices: usize,
+        windowed: bool,
+    ) -> Option<Linear<'a>> {
+        let geometry = &context.request.geometry;
+        let conv = geometry.conv();
+        let size = |name| kernel.param(name).and_then(|size| usize::try_from(size).ok());
+        let tile = [size("BM")?, size("BN")?, size("BK")?];
+        let [m, n, k] = tile;
+        let axes = geometry.axes().map(LinearAxis::new);
+        let [depth, height, width] = &axes;
+        let (slice_in, slice_out) = (conv.in_channels() / slices, conv.out_channels() / slices);
+        // Taps along width: in one run of the reduction, or one after another.
+        let far = width.reach;
+        let offsets =
+            (0..width.axis.kernel).map(|t| t * width.axis.dilation / width.axis.stride);
+        let apart = offsets.fold(0, gcd).max(1);
+        if windowed && slices > 1 {
+            return None;
+        }
+        let slice_pitch = if slices > 1 { slice_in.next_multiple_of(k) } else { slice_in.next_multiple_of(8) };
+        let pitch = slices * slice_pitch;
+        let (window, w_steps, w_step) =
+            if windowed { ((far + 1) * pitch, 1, 0) } else { (pitch, far / apart + 1, apart) };
+        let chunks = if slices > 1 { slice_pitch / k } else { window.div_ceil(k) };
+        let columns = slice_out.checked_mul(width.axis.stride)?;
+        let blocks = columns.div_ceil(n);
+
+        let positions = depth.pitch.checked_mul(height.pitch)?.checked_mul(width.pitch)?;
+        // The batch is cut where the packed input would take too much memory.
+        let input = conv.in_channels() * geometry.axes().iter().map(|axis| axis.input).product::<usize>();
+        let packed = positions.checked_mul(pitch)?.checked_mul(operand.bytes() * operand.parts())?;
+        let inflation = packed as f64 / (input * context.request.dtype.size()) as f64;
+        let parts = ((inflation / MOST_PACKED).ceil() as usize).clamp(1, geometry.batch());
+        let batch = geometry.batch().div_ceil(parts);
+        let parts = geometry.batch().div_ceil(batch);
+
+        let rows = batch.checked_mul(positions)?;
+        let tail = window.div_ceil(pitch);
+        let most = i32::MAX as usize;
+        let [_, y_channels, ..] = geometry.output_shape();
+        let sample = y_channels * geometry.output_voxels();
+        // A tile may span several samples, and one more at each end.
+        let spanned = (m / positions + 2).min(geometry.batch());
+        let phases = depth.axis.stride.checked_mul(height.axis.stride)?;
+        let tiles = rows.div_ceil(m).checked_mul(phases)?.checked_mul(slices * blocks)?;
+        let weights = (depth.axis.kernel * height.axis.kernel * w_steps)
+            .checked_mul(slices * blocks * n)?
+            .checked_mul(chunks * k)?;
+        let back = (depth.reach + 1).checked_mul(height.pitch * width.pitch)?;
+        if rows + back + far + tail > most / 2
+            || sample.checked_mul(spanned)? > most
+            || tiles > most
+            || weights > most
+            || conv.weight_shape().iter().product::<usize>() > most
+        {
+            return None;
+        }
+
+        // Cost: the products that are executed, over all phases; what is packed and written.
+        let taps: usize = depth.axis.kernel * height.axis.kernel;
+        let steps = taps * w_steps * chunks;
+        let work = (parts * rows.div_ceil(m) * m) as f64 * (slices * blocks * n) as f64 * (steps * k) as f64;
+        let waves = (tiles as f64 / context.device.multiprocessors as f64).ceil();
+        let full = tiles as f64 / (waves * context.device.multiprocessors as f64);
+        let compute = 2.0 * work / (operand.rate() * context.device.multiprocessors as f64 * full);
+        let element = context.request.dtype.size() as f64;
+        let output = (geometry.batch() * sample) as f64 * element;
+        // A tile's fixed cost, which many empty phases add up to.
+        let fixed = tiles as f64 * parts as f64 * 1.5e-6 / context.device.multiprocessors as f64 / 2.0;
+        let moved = output + (geometry.batch() * (input * context.request.dtype.size() + 2 * packed)) as f64;
+        let launches = (parts * if operand == Operand::Split { 3 } else { 2 } + 4) as f64 * LAUNCH;
+        let seconds = compute.max(output / BANDWIDTH).max(fixed) + (moved - output) / BANDWIDTH + launches;
+        Some(Linear {
+            operand,
+            kernel,
+            tile,
+            axes,
+            batch,
+            slices,
+            slice_in,
+            slice_out,
+            pitch,
+            slice_pitch,
+            window,
+            w_steps,
+            w_step,
+            chunks,
+            blocks,
+            seconds,
+        })
+    }
+
+    /// Rows of the packed input's view for a number of samples: what lies before the first position,
+    /// and the positions.
+    fn view_rows(&self, batch: usize) -> usize {
+        batch * self.positions() + self.axes[2].reach
+    }
+
+    /// Positions of a sample, gaps included.
+    fn positions(&self) -> usize {
+        self.axes.iter().map(|axis| axis.pitch).product()
+    }
+
+    /// Rows that are packed: the view's, and zeros up to the end of the last window.
+    fn packed_rows(&self, batch: usize) -> usize {
+        self.view_rows(batch) + self.window.div_ceil(self.pitch) - 1
+    }
+
+    fn channels_first(&self, context: Context<'_>) -> i32 {
+        i32::from(context.request.output_format == MemoryFormat::Contiguous)
+    }
+
+    /// What is launched.
+    pub(super) fn steps(
+        &self,
+        context: Context<'_>,
+        workspace: &mut Workspace,
+        steps: &mut Vec<Step>,
+    ) -> Result<()> {
+        let request = context.request;
+        let [_, n, k] = self.tile;
+        let conv = request.geometry.conv();
+        let control = workspace.take(CONTROL_WORDS * 4);
+        steps.push(Step::Clear { at: control, words: CONTROL_WORDS });
+
+        let taps = self.axes[0].axis.kernel * self.axes[1].axis.kernel * self.w_steps;
+        let columns = self.slices * self.blocks * n;
+        let weight_bytes = taps * columns * self.chunks * k * self.operand.bytes();
+        let weight = [workspace.take(weight_bytes), workspace.take(weight_bytes * (self.operand.parts() - 1))];
+        let scale = workspace.take(if self.operand == Operand::Split { columns * 4 } else { 0 });
+        let input_bytes = self.packed_rows(self.batch) * self.pitch * self.operand.bytes();
+        let input = [workspace.take(input_bytes), workspace.take(input_bytes * (self.operand.parts() - 1))];
+
+        self.pack_weight(context, control, weight, scale, steps)?;
+        if self.operand == Operand::Split {
+            let elements: usize = request.geometry.input_shape().iter().product();
+            let kernel = context.kernel("pack_largest", &[], &[])?;
+            let block = kernel.param("B").unwrap_or(1) as usize;
+            let tiles = elements.div_ceil(block);
+            steps.push(Step::Launch {
+                variant: *kernel,
+                grid: [tiles.min(8 * context.device.multiprocessors) as u32, 1, 1],
+                arguments: vec![
+                    Argument::Pointer(Buffer::Input, 0),
+                    Argument::Pointer(Buffer::Workspace, control),
+                    Argument::I64(elements as i64),
+                    int(tiles)?.into(),
+                ],
+            });
+        }
+        let [batch, channels, ..] = request.geometry.input_shape();
+        let in_sample = channels * self.axes.iter().map(|axis| axis.axis.input).product::<usize>();
+        let out_sample = conv.out_channels() * request.geometry.output_voxels();
+        for start in (0..batch).step_by(self.batch) {
+            let count = self.batch.min(batch - start);
+            let at = |sample: usize| (start * sample * request.dtype.size()) as u64;
+            self.pack_input(context, control, input, count, at(in_sample), steps)?;
+            self.multiply(context, control, input, weight, scale, count, at(out_sample), steps)?;
+        }
+        // Where the input or the weight holds what the fast path cannot compute with, the definition.
+        steps.push(direct::step(context, Some(control))?);
+        Ok(())
+    }
+
+    fn pack_weight(
+        &self,
+        context: Context<'_>,
+        control: u64,
+        weight: [u64; 2],
+        scale: u64,
+        steps: &mut Vec<Step>,
+    ) -> Result<()> {
+        let conv = context.request.geometry.conv();
+        let [_, n, k] = self.tile;
+        let [depth, height, width] = &self.axes;
+        let workspace = |at| Argument::Pointer(Buffer::Workspace, at);
+        let columns = self.slices * self.blocks * n;
+        let per_slice = self.blocks * n;
+        let channels_first = self.channels_first(context);
+        let inner = if channels_first == 1 { width.axis.stride } else { self.slice_out };
+        let (groups, taps) = (conv.groups(), conv.kernel_size().iter().product::<usize>());
+        let (in_per_group, out_per_group) = (conv.in_channels() / groups, conv.out_channels() / groups);
+        if self.operand == Operand::Split {
+            let numbers = [per_slice, inner, channels_first as usize, self.slice_out];
+            let more = [in_per_group, out_per_group, conv.out_channels(), taps];
+            let mut arguments =
+                vec![Argument::Pointer(Buffer::Weight, 0), workspace(scale), workspace(control)];
+            push(&mut arguments, numbers.into_iter().chain(more))?;
+            let variant = *context.kernel("pack_weight_scale", &[], &[])?;
+            steps.push(Step::Launch { variant, grid: [columns as u32, 1, 1], arguments });
+        }
+        let types: &[&str] = if self.operand == Operand::Half { &[context.type_name()] } else { &[] };
+        let variant = *context.kernel(&format!("pack_weight_{}", self.operand.name()), types, &[])?;
+        let block = variant.param("B").unwrap_or(1) as usize;
+        let length = depth.axis.kernel * height.axis.kernel * self.w_steps * columns * self.chunks * k;
+        let mut arguments = vec![Argument::Pointer(Buffer::Weight, 0), workspace(weight[0])];
+        if self.operand == Operand::Split {
+            arguments.extend([workspace(weight[1]), workspace(scale)]);
+        } else {
+            arguments.push(workspace(control));
+        }
+        // A run of one step spans all of its elements.
+        let span = if self.w_steps == 1 && self.window > self.pitch { self.pitch } else { self.chunks * k };
+        push(
+            &mut arguments,
+            [
+                length,
+                self.chunks * k,
+                columns,
+                per_slice,
+                inner,
+                channels_first as usize,
+                self.slice_out,
+                self.slice_in,
+                in_per_group,
+                out_per_group,
+                conv.in_channels(),
+                conv.out_channels(),
+                depth.axis.kernel,
+                height.axis.kernel,
+                width.axis.kernel,
+                width.axis.stride,
+                width.axis.dilation,
+                self.w_steps,
+                self.w_step,
+                width.reach,
+                span,
+            ],
+        )?;
+        steps.push(Step::Launch { variant, grid: [length.div_ceil(block) as u32, 1, 1], arguments });
+        Ok(())
+    }
+
+    fn pack_input(
+        &self,
+        context: Context<'_>,
+        control: u64,
+        input: [u64; 2],
+        count: usize,
+        at: u64,
+        steps: &mut Vec<Step>,
+    ) -> Result<()> {
+        let request = context.request;
+        let workspace = |at| Argument::Pointer(Buffer::Workspace, at);
+        let types: &[&str] = if self.operand == Operand::Half { &[context.type_name()] } else { &[] };
+        let last = i64::from(request.input_format == MemoryFormat::ChannelsLast3d);
+        let name = format!("pack_input_{}", self.operand.name());
+        // The narrowest tile of channels that holds all of them, or the widest.
+        let kernels = context.kernels(&name, types).filter(|kernel| kernel.param("CHANNELS_LAST") == Some(last));
+        let width = |kernel: &&Variant| kernel.param("BC").unwrap_or(1) as usize;
+        let enough = |kernel: &&Variant| (width(kernel) < self.pitch, width(kernel).abs_diff(self.pitch));
+        let variant = kernels.min_by_key(enough).copied();
+        let variant = match variant {
+            Some(variant) => variant,
+            None => *context.kernel(&name, types, &[("CHANNELS_LAST", last)])?,
+        };
+        let rows = self.packed_rows(count);
+        let block = |name| variant.param(name).unwrap_or(1) as usize;
+        let mut arguments = vec![Argument::Pointer(Buffer::Input, at)];
+        arguments.extend(input[..self.operand.parts()].iter().map(|&at| workspace(at)));
+        arguments.push(workspace(control));
+        let [_, channels, depth, height, width] = request.geometry.input_shape();
+        let [pd, ph, pw] = self.axes.map(|axis| axis.pitch);
+        let numbers = [rows, self.axes[2].reach, self.pitch, pd, ph, pw, count, depth, height, width];
+        push(&mut arguments, numbers.into_iter().chain([channels, self.slice_in, self.slice_pitch]))?;
+        let strides = strides(request.geometry.input_shape(), request.input_format);
+        arguments.extend(strides.map(|stride| Argument::I64(stride as i64)));
+        let grid = [rows.div_ceil(block("BR")) as u32, self.pitch.div_ceil(block("BC")) as u32, 1];
+        steps.push(Step::Launch { variant, grid, arguments });
+        Ok(())
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "where the operands are")]
+    fn multiply(
+        &self,
+        context: Context<'_>,
+        control: u64,
+        input: [u64; 2],
+        weight: [u64; 2],
+        scale: u64,
+        count: usize,
+        at: u64,
+        steps: &mut Vec<Step>,
+    ) -> Result<()> {
+        let request = context.request;
+        let conv = request.geometry.conv();
+        let workspace = |at| Argument::Pointer(Buffer::Workspace, at);
+        let parts = self.operand.parts();
+        let mut arguments: Vec<Argument> =
+            input[..parts].iter().chain(&weight[..parts]).map(|&at| workspace(at)).collect();
+        if self.operand == Operand::Split {
+            arguments.extend([workspace(control + SCALE), workspace(scale)]);
+        }
+        arguments.extend([Argument::Pointer(Buffer::Bias, 0), Argument::Pointer(Buffer::Output, at)]);
+        let [depth, height, width] = &self.axes;
+        let rows = count * self.positions();
+        let numbers = [rows, self.view_rows(count), self.pitch, self.window];
+        push(&mut arguments, numbers.into_iter().chain(self.axes.map(|axis| axis.pitch)))?;
+        for axis in [depth, height] {
+            let (step, inverse) = axis.step_and_inverse();
+            let Axis { kernel, stride, dilation, output, .. } = axis.axis;
+            push(&mut arguments, [kernel, stride, dilation, step, inverse, axis.first])?;
+            arguments.push((axis.shift() as i32).into());
+            arguments.push(int(output)?.into());
+        }
+        arguments.push(int(width.axis.stride)?.into());
+        arguments.push((width.shift() as i32).into());
+        let numbers = [width.axis.output, width.first, self.w_steps, self.w_step, self.chunks];
+        push(&mut arguments, numbers.into_iter().chain([self.slices, self.blocks, self.slice_out]))?;
+        push(&mut arguments, strides(request.geometry.output_shape(), request.output_format))?;
+        let (code, slope) = activation_code(request.block.activation());
+        arguments.push(i32::from(conv.has_bias()).into());
+        arguments.extend([code.into(), Argument::F32(slope as f32)]);
+        let phases = depth.axis.stride * height.axis.stride;
+        let blocks = rows.div_ceil(self.tile[0]) * phases * self.slices * self.blocks;
+        steps.push(Step::Launch { variant: *self.kernel, grid: [blocks as u32, 1, 1], arguments });
+        Ok(())
+    }
+}
+
+/// Adds numbers as 32-bit arguments.
+fn push(arguments: &mut Vec<Argument>, numbers: impl IntoIterator<Item = usize>) -> Result<()> {
+    for number in numbers {
+        arguments.push(int(number)?.into());
+    }
+    Ok(())
+}

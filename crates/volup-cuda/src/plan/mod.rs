@@ -1,0 +1,235 @@
+//! Plans: what is launched for a block on inputs of one size, as plain values.
+//!
+//! A plan is a pure function of the block, its sizes, the device and the kernels at hand, so it is
+//! tested without a GPU. [`crate::Forward`] runs one.
+
+mod direct;
+mod linear_gemm;
+mod norm;
+#[cfg(test)]
+mod tests;
+
+use crate::{Algorithm, DeviceInfo, Variant};
+use std::fmt;
+use volup::{Activation, BlockSpec, DType, Error, Geometry, MemoryFormat, Precision, Result};
+
+/// What is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Request {
+    /// The block.
+    pub block: BlockSpec,
+    /// Its sizes over the input.
+    pub geometry: Geometry,
+    /// The type of all tensors.
+    pub dtype: DType,
+    /// How float32 is multiplied.
+    pub precision: Precision,
+    /// How the input lies in memory.
+    pub input_format: MemoryFormat,
+    /// How the output does.
+    pub output_format: MemoryFormat,
+    /// The kernel family to use where it applies.
+    pub algorithm: Option<Algorithm>,
+}
+
+/// Memory that a kernel is given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Buffer {
+    /// The input.
+    Input,
+    /// The weight.
+    Weight,
+    /// The convolution's bias.
+    Bias,
+    /// The normalization's weight.
+    NormWeight,
+    /// The normalization's bias.
+    NormBias,
+    /// The output.
+    Output,
+    /// What the plan works in; starts at a multiple of 256 bytes.
+    Workspace,
+}
+
+/// One argument of a kernel.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Argument {
+    /// An address: a buffer and bytes into it. A tensor that the block lacks is address 0.
+    Pointer(Buffer, u64),
+    /// A 32-bit integer.
+    I32(i32),
+    /// A 64-bit integer.
+    I64(i64),
+    /// A single-precision number.
+    F32(f32),
+    /// A double-precision number.
+    F64(f64),
+}
+
+impl From<i32> for Argument {
+    fn from(value: i32) -> Argument {
+        Argument::I32(value)
+    }
+}
+
+/// One thing that the device does.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Step {
+    /// Clears 32-bit words of the workspace.
+    Clear {
+        /// Where they start, in bytes.
+        at: u64,
+        /// How many there are.
+        words: usize,
+    },
+    /// Launches a kernel.
+    Launch {
+        /// The kernel.
+        variant: Variant,
+        /// Tile blocks.
+        grid: [u32; 3],
+        /// What it is given, in its order.
+        arguments: Vec<Argument>,
+    },
+}
+
+/// What is done for a block, in order.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    /// The steps.
+    pub steps: Vec<Step>,
+    /// The memory that they work in, besides the block's tensors.
+    pub workspace_bytes: usize,
+    /// The family that computes the convolution.
+    pub algorithm: Algorithm,
+    summary: String,
+}
+
+impl fmt::Display for Plan {
+    /// For example `linear_gemm split 128x64x64, 2 slices, 1 chunk; two-pass norm; 5 launches, 12 MB`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let launches = self.steps.iter().filter(|step| matches!(step, Step::Launch { .. })).count();
+        let megabytes = self.workspace_bytes as f64 / 1e6;
+        write!(f, "{}; {launches} launches, {megabytes:.1} MB", self.summary)
+    }
+}
+
+/// Where parts of the workspace lie.
+#[derive(Default)]
+struct Workspace {
+    bytes: usize,
+}
+
+impl Workspace {
+    /// Takes bytes; their offset is a multiple of 256.
+    fn take(&mut self, bytes: usize) -> u64 {
+        let at = self.bytes.next_multiple_of(256);
+        self.bytes = at + bytes;
+        at as u64
+    }
+}
+
+/// What plans are made from.
+#[derive(Clone, Copy)]
+struct Context<'a> {
+    request: &'a Request,
+    device: &'a DeviceInfo,
+    variants: &'a [&'a Variant],
+}
+
+impl<'a> Context<'a> {
+    /// The kernels of a function, which the entry is named after, for some types.
+    fn kernels(self, kernel: &str, types: &[&str]) -> impl Iterator<Item = &'a Variant> {
+        let entry = format!("{kernel}_entry");
+        let is_it = move |variant: &&&Variant| variant.entry == entry && variant.types == types;
+        self.variants.iter().filter(is_it).copied().collect::<Vec<_>>().into_iter()
+    }
+
+    /// The one kernel of a function for some types and sizes.
+    fn kernel(self, kernel: &str, types: &[&str], params: &[(&str, i64)]) -> Result<&'a Variant> {
+        let fits =
+            |variant: &&Variant| params.iter().all(|&(name, value)| variant.param(name) == Some(value));
+        self.kernels(kernel, types).find(fits).ok_or_else(|| Error::MissingKernel {
+            name: format!("{kernel} {types:?} {params:?}"),
+            arch: self.device.arch.to_string(),
+        })
+    }
+
+    /// The name of the tensors' type in cuTile.
+    fn type_name(self) -> &'static str {
+        match self.request.dtype {
+            DType::F32 => "f32",
+            DType::F64 => "f64",
+            DType::F16 => "f16",
+            DType::Bf16 => "bf16",
+        }
+    }
+
+    /// The name of the type that sums are kept in.
+    fn accumulator_name(self) -> &'static str {
+        if self.request.dtype == DType::F64 { "f64" } else { "f32" }
+    }
+}
+
+/// The code that kernels know an activation by, and its slope.
+fn activation_code(activation: Option<Activation>) -> (i32, f64) {
+    match activation {
+        None => (0, 0.0),
+        Some(Activation::Relu) => (1, 0.0),
+        Some(Activation::LeakyRelu(slope)) => (2, slope.get()),
+        Some(Activation::Silu) => (3, 0.0),
+        Some(Activation::Gelu) => (4, 0.0),
+        Some(Activation::GeluTanh) => (5, 0.0),
+        Some(Activation::Hardswish) => (6, 0.0),
+        Some(Activation::Sigmoid) => (7, 0.0),
+        Some(Activation::Tanh) => (8, 0.0),
+    }
+}
+
+/// Strides of [N, C, D, H, W] in elements for a tensor of that shape in a memory format.
+fn strides([_, c, d, h, w]: [usize; 5], format: MemoryFormat) -> [usize; 5] {
+    match format {
+        MemoryFormat::Contiguous => [c * d * h * w, d * h * w, h * w, w, 1],
+        MemoryFormat::ChannelsLast3d => [c * d * h * w, 1, h * w * c, w * c, c],
+    }
+}
+
+/// A number that kernels take as 32 bits.
+fn int(value: usize) -> Result<i32> {
+    i32::try_from(value).map_err(|_| Error::Overflow { what: "a size on the GPU" })
+}
+
+impl Plan {
+    /// Plans a request on a device with the kernels for it.
+    ///
+    /// # Errors
+    /// [`Error::MissingKernel`] if the build lacks what the plan needs; [`Error::Overflow`] for sizes
+    /// past what the kernels count to.
+    pub fn new(request: &Request, device: &DeviceInfo, variants: &[&Variant]) -> Result<Plan> {
+        let context = Context { request, device, variants };
+        let direct = direct::seconds(context);
+        let mut linear = linear_gemm::Linear::new(context)?;
+        match request.algorithm {
+            Some(Algorithm::Direct) => linear = None,
+            Some(_) => {}
+            None => linear = linear.filter(|linear| linear.seconds < direct),
+        }
+        let mut workspace = Workspace::default();
+        let mut steps = Vec::new();
+        let (algorithm, mut summary) = match &linear {
+            Some(linear) => {
+                linear.steps(context, &mut workspace, &mut steps)?;
+                (Algorithm::LinearGemm, linear.to_string())
+            }
+            None => {
+                steps.push(direct::step(context, None)?);
+                (Algorithm::Direct, "direct".to_string())
+            }
+        };
+        if let Some(norm) = request.block.norm() {
+            norm::steps(context, norm, &mut workspace, &mut steps)?;
+            summary.push_str("; two-pass norm");
+        }
+        Ok(Plan { steps, workspace_bytes: workspace.bytes, algorithm, summary })
+    }
+}
