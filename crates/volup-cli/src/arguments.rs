@@ -1,20 +1,76 @@
 //! Arguments that several subcommands take.
 
 use clap::builder::TypedValueParser;
-use volup::DType;
 use volup::testing::Case;
+use volup::{DType, Precision};
 use volup_cpu::CpuEngine;
+use volup_cuda::{Algorithm, CudaEngine};
 
 /// The default of `--max-bytes`.
 pub const MAX_BYTES: &str = "8G";
 
-/// An engine on `--threads` threads, or on all cores.
-pub fn engine(threads: Option<usize>) -> CpuEngine {
-    threads.map_or_else(CpuEngine::new, CpuEngine::with_threads)
+/// Where a command computes, and how.
+#[derive(clap::Args)]
+pub struct Where {
+    /// Where to compute: cpu, cuda, or cuda:N for the Nth GPU, counted from 0.
+    #[arg(long, value_name = "cpu|cuda|cuda:N", value_parser = device, default_value = "cpu")]
+    device: Device,
+    /// How a GPU multiplies float32: as accurately as a CPU, or rounded to 10 mantissa bits.
+    #[arg(long, value_parser = precision(), default_value = "ieee")]
+    precision: Precision,
+    /// Threads to run on with --device cpu [default: all cores].
+    #[arg(long, value_name = "N", value_parser = threads)]
+    threads: Option<usize>,
+    /// The kernel family to use on a GPU, where it applies; for tests.
+    #[arg(long, value_name = "NAME", hide = true)]
+    algorithm: Option<Algorithm>,
+}
+
+impl Where {
+    /// The engine that is asked for.
+    pub fn engine(&self) -> volup::Result<AnyEngine> {
+        Ok(match self.device {
+            Device::Cpu => AnyEngine::Cpu(self.threads.map_or_else(CpuEngine::new, CpuEngine::with_threads)),
+            Device::Cuda(ordinal) => {
+                let engine = CudaEngine::new(ordinal, self.precision)?;
+                AnyEngine::Cuda(Box::new(engine.with_algorithm(self.algorithm)))
+            }
+        })
+    }
+}
+
+/// An engine of either kind. Commands are generic over engines; a match on this is where they part.
+pub enum AnyEngine {
+    /// On the host's cores.
+    Cpu(CpuEngine),
+    /// On a GPU.
+    Cuda(Box<CudaEngine>),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Device {
+    Cpu,
+    Cuda(usize),
+}
+
+fn device(text: &str) -> Result<Device, String> {
+    let wanted = || "cpu, cuda or cuda:N is wanted".to_string();
+    match text {
+        "cpu" => Ok(Device::Cpu),
+        "cuda" => Ok(Device::Cuda(0)),
+        _ => {
+            let ordinal = text.strip_prefix("cuda:").ok_or_else(wanted)?;
+            ordinal.parse().map(Device::Cuda).map_err(|_| wanted())
+        }
+    }
+}
+
+fn precision() -> impl TypedValueParser<Value = Precision> {
+    clap::builder::PossibleValuesParser::new(["ieee", "tf32"]).try_map(|name| name.parse::<Precision>())
 }
 
 /// Parses a number of threads.
-pub fn threads(text: &str) -> Result<usize, String> {
+fn threads(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(threads) if (1..=1024).contains(&threads) => Ok(threads),
         _ => Err("a number from 1 to 1024 is wanted".into()),
@@ -87,6 +143,15 @@ mod tests {
         assert_eq!(bytes("1T"), Ok(1 << 40));
         for wrong in ["", "G", "-1", "1.5G", "1GB", "99999999999G", "é"] {
             assert!(bytes(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn devices_have_names() {
+        assert_eq!(device("cpu"), Ok(Device::Cpu));
+        assert_eq!((device("cuda"), device("cuda:3")), (Ok(Device::Cuda(0)), Ok(Device::Cuda(3))));
+        for wrong in ["", "gpu", "cuda:", "cuda:-1", "cuda:x", "CUDA", "cpu:0"] {
+            assert!(device(wrong).is_err(), "{wrong}");
         }
     }
 

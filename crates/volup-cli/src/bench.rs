@@ -1,6 +1,6 @@
 //! `volup bench`: how fast blocks run here.
 
-use crate::arguments;
+use crate::arguments::{self, AnyEngine};
 use anyhow::{Result, ensure};
 use serde_json::json;
 use std::hint::black_box;
@@ -16,14 +16,15 @@ const LEAST_RUNS: usize = 3;
 /// Time blocks: published shapes by name, or any other by its spec.
 #[derive(clap::Args)]
 #[command(after_help = format!("\
-Inputs are random. A run is timed from the input to the allocated output; parameters are packed
-before. GFLOP/s count multiply-adds that reach the output, GB/s the input, weight and output once.
+Inputs are random. A run is timed from the input to the finished output, which it allocates; input
+and parameters are in the engine's memory before. GFLOP/s count multiply-adds that reach the output, GB/s the input, weight and output once.
 
 {}
 
 Examples:
   volup bench
   volup bench --shape kb2-61 --shape kb2-61-block --batch 2 --dtype bf16
+  volup bench --device cuda --precision tf32
   volup bench --spec \"n 1, 64x64x64, 64>32, k 2, s 2, bias, relu, gn 8\" --threads 1 --json", arguments::SPEC_HELP))]
 pub struct Args {
     /// A published shape, any number of times [default: all of them].
@@ -35,9 +36,8 @@ pub struct Args {
     /// The type to compute in.
     #[arg(long, value_parser = arguments::dtype(), default_value = "f32")]
     dtype: DType,
-    /// Threads to run on [default: all cores].
-    #[arg(long, value_name = "N", value_parser = arguments::threads)]
-    threads: Option<usize>,
+    #[command(flatten)]
+    place: arguments::Where,
     /// The batch size, in place of the shape's own.
     #[arg(long, value_name = "N")]
     batch: Option<NonZeroUsize>,
@@ -65,7 +65,13 @@ fn seconds(text: &str) -> Result<f64, String> {
 
 /// Times the shapes.
 pub fn run(args: &Args) -> Result<()> {
-    let engine = arguments::engine(args.threads);
+    match args.place.engine()? {
+        AnyEngine::Cpu(engine) => run_on(&engine, args),
+        AnyEngine::Cuda(engine) => run_on(&*engine, args),
+    }
+}
+
+fn run_on<E: Engine>(engine: &E, args: &Args) -> Result<()> {
     let mut cases: Vec<Case> = published();
     let all = args.shape.is_empty() && args.spec.is_empty();
     cases.retain(|case| all || args.shape.iter().any(|name| name == case.name));
@@ -89,7 +95,7 @@ pub fn run(args: &Args) -> Result<()> {
         writeln!(out, "{name:<24} {median:>10} {low:>10} {high:>10} {flops:>9} {bytes:>8}  spec")?;
     }
     for case in &cases {
-        let times = time(&engine, case, args)?;
+        let times = time(engine, case, args)?;
         let at = |share: f64| times[((times.len() - 1) as f64 * share).round() as usize];
         let [low, median, high] = [0.2, 0.5, 0.8].map(at);
         let geometry = case.geometry();
@@ -132,8 +138,11 @@ fn time<E: Engine>(engine: &E, case: &Case, args: &Args) -> Result<Vec<f64>> {
     let input = engine.upload(input)?;
     let run = || -> Result<f64> {
         let start = Instant::now();
-        black_box(engine.forward(&layer, black_box(&input))?);
-        Ok(start.elapsed().as_secs_f64())
+        let output = black_box(engine.forward(&layer, black_box(&input))?);
+        engine.synchronize()?;
+        let seconds = start.elapsed().as_secs_f64();
+        drop(output);
+        Ok(seconds)
     };
     let budget = Duration::from_secs_f64(args.seconds);
     let warm = Instant::now();

@@ -1,6 +1,7 @@
 //! `volup check`: whether the engine computes what it should, against double precision.
 
-use crate::{arguments, failure};
+use crate::arguments::{self, AnyEngine};
+use crate::failure;
 use anyhow::Result;
 use std::io::Write;
 use std::process::ExitCode;
@@ -15,14 +16,15 @@ const SAMPLES: u64 = 4096;
 /// Check the engine against a double-precision reference.
 #[derive(clap::Args)]
 #[command(after_help = format!("\
-Every output voxel must be within a bound that follows from the type and the number of terms of its
-sum. A bare convolution of more than {} GFLOP is checked at {SAMPLES} random voxels and all corners.
+Every output voxel must be within a bound that follows from the type, the precision and the number of
+terms of its sum. A bare convolution of more than {} GFLOP is checked at {SAMPLES} random voxels and all corners.
 
 {}
 
 Examples:
   volup check
   volup check --case kb1-61 --dtype bf16
+  volup check --device cuda --precision tf32 --dtype f32
   volup check --spec \"n 2, 9x7x5, 8>6, k 3, s 2, p 1, op 1, g 2, bias, silu, gn 3\"", MOST_FLOPS / 1e9, arguments::SPEC_HELP))]
 pub struct Args {
     /// A case of the table or a published shape, any number of times [default: the whole table].
@@ -34,9 +36,8 @@ pub struct Args {
     /// The type to compute in, any number of times [default: all].
     #[arg(long, value_parser = arguments::dtype())]
     dtype: Vec<DType>,
-    /// Threads to run on [default: all cores].
-    #[arg(long, value_name = "N", value_parser = arguments::threads)]
-    threads: Option<usize>,
+    #[command(flatten)]
+    place: arguments::Where,
     /// The most memory that a case's input, output and weight may take.
     #[arg(long, value_name = "BYTES", value_parser = arguments::bytes, default_value = arguments::MAX_BYTES)]
     max_bytes: u64,
@@ -63,7 +64,13 @@ struct Worst {
 
 /// Runs the checks; fails if any does.
 pub fn run(args: &Args) -> Result<ExitCode> {
-    let engine = arguments::engine(args.threads);
+    match args.place.engine()? {
+        AnyEngine::Cpu(engine) => run_on(&engine, args),
+        AnyEngine::Cuda(engine) => run_on(&*engine, args),
+    }
+}
+
+fn run_on<E: Engine>(engine: &E, args: &Args) -> Result<ExitCode> {
     let mut chosen = if args.case.is_empty() && args.spec.is_empty() { cases() } else { Vec::new() };
     chosen.extend(all_cases().into_iter().filter(|case| args.case.iter().any(|name| name == case.name)));
     chosen.extend(args.spec.iter().cloned());
@@ -79,7 +86,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
         for &dtype in dtypes {
             for fill in Fill::ALL {
                 count += 1;
-                let verdict = worst(&engine, case, dtype, fill);
+                let verdict = worst(engine, case, dtype, fill);
                 let (verdict, detail) = match verdict {
                     Ok(Worst { outside: 0, at, .. }) if at.is_empty() => ("ok  ", "exact".to_string()),
                     Ok(Worst { ratio, error, bound, at, outside }) => {

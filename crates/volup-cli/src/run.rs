@@ -1,6 +1,6 @@
 //! `volup run`: a volume in, a larger one out.
 
-use crate::arguments;
+use crate::arguments::{self, AnyEngine};
 use crate::output::Output;
 use crate::volume::{Kind, Options, Volume, png, size};
 use anyhow::{Context, Result, bail, ensure};
@@ -24,6 +24,7 @@ kinds. Files appear whole or not at all.
 Examples:
   volup run --decoder superres.safetensors brain.nii.gz brain-2x.nii.gz
   volup run --decoder superres.safetensors in.npy out.npy --png slices.png
+  volup run --decoder superres.safetensors in.npy out.npy --device cuda
   volup run --decoder plain.safetensors large.nii larger.nii --tile auto --max-bytes 32G";
 
 /// Run a decoder on a volume.
@@ -46,9 +47,8 @@ pub struct Args {
     /// values in tiles and is not cut unless this says so.
     #[arg(long, value_name = "N|auto", value_parser = tile)]
     tile: Option<Tile>,
-    /// Threads to run on [default: all cores].
-    #[arg(long, value_name = "N", value_parser = arguments::threads)]
-    threads: Option<usize>,
+    #[command(flatten)]
+    place: arguments::Where,
     /// The type to compute in.
     #[arg(long, value_parser = arguments::dtype(), default_value = "f32")]
     dtype: DType,
@@ -82,6 +82,7 @@ pub fn run(args: &Args) -> Result<()> {
     let start = Instant::now();
     let kind = Kind::of(&args.output)?;
     check_paths(args)?;
+    let engine = args.place.engine()?;
     let output = Output::create(&args.output)?;
     let picture = args.png.as_deref().map(Output::create).transpose()?;
     let decoder = Decoder::read(&args.decoder).map_err(|error| match error {
@@ -97,12 +98,15 @@ pub fn run(args: &Args) -> Result<()> {
     let tile = plan(args, &decoder, &volume).with_context(|| args.input.display().to_string())?;
 
     let computing = Instant::now();
-    let engine = arguments::engine(args.threads);
     let bar = progress_bar(args.quiet);
-    let result = decoder.run(&engine, &volume.tensor, tile, |done, total| {
+    let progress = |done, total| {
         bar.set_length(total as u64);
         bar.set_position(done as u64);
-    });
+    };
+    let result = match &engine {
+        AnyEngine::Cpu(engine) => decoder.run(engine, &volume.tensor, tile, progress),
+        AnyEngine::Cuda(engine) => decoder.run(&**engine, &volume.tensor, tile, progress),
+    };
     bar.finish_and_clear();
     let result = result.with_context(|| args.input.display().to_string())?;
     let seconds = computing.elapsed().as_secs_f64();

@@ -4,6 +4,8 @@ mod room;
 
 use room::Room;
 use serde_json::Value;
+use volup::Precision;
+use volup_cuda::CudaEngine;
 
 const SMALL: &str = "n 2, 5x4x3, 4>6, k 3, s 2, p 1, op 1, g 2, bias, relu, gn 3";
 
@@ -70,9 +72,43 @@ fn info_says_what_there_is() {
     let room = Room::new();
     let outcome = room.volup(&["info"]).ok();
     assert!(outcome.stdout.starts_with(concat!("volup ", env!("CARGO_PKG_VERSION"))));
-    assert!(outcome.stdout.contains("threads") && outcome.stdout.contains("no GPU engine"));
+    assert!(outcome.stdout.contains("threads"), "{outcome:?}");
+    let gpu = match volup_cuda::devices() {
+        Ok(devices) if devices.is_empty() => "none: no CUDA device here".into(),
+        Ok(devices) => devices[0].to_string(),
+        Err(error) => format!("none: {error}"),
+    };
+    assert!(outcome.stdout.contains(&gpu), "{gpu}: {outcome:?}");
     let info: Value = serde_json::from_str(&room.volup(&["info", "--json"]).ok().stdout).unwrap();
-    assert_eq!((&info["engines"][0]["engine"], &info["gpu"]), (&Value::from("cpu"), &Value::Null));
+    assert_eq!(info["engines"][0]["engine"], "cpu");
+    let devices = info["gpu"]["devices"].as_array().unwrap();
+    assert_eq!(devices.len(), volup_cuda::devices().map_or(0, |devices| devices.len()));
+    assert!(devices.iter().all(|device| device["memory_bytes"].as_u64() > Some(0)), "{info}");
+}
+
+/// Whether there is a GPU or not, what the library says is what the command says.
+#[test]
+fn a_gpu_that_cannot_be_used_says_why() {
+    let room = Room::new();
+    for (device, ordinal) in [("cuda", 0), ("cuda:1000000", 1_000_000)] {
+        let Err(error) = CudaEngine::new(ordinal, Precision::Ieee) else { continue };
+        let error = error.to_string();
+        let on = ["--device", device];
+        room.volup(&[&["bench", "--spec", SMALL, "--seconds", "0"], &on[..]].concat()).fails(&[&error]);
+        room.volup(&[&["check", "--spec", SMALL, "--precision", "tf32"], &on[..]].concat()).fails(&[&error]);
+        let files = room.files();
+        room.run(&[&["in.npy", "out.npy"], &on[..]].concat()).fails(&[&error]);
+        assert_eq!(room.files(), files);
+    }
+}
+
+#[test]
+fn the_cpu_takes_every_precision() {
+    let room = Room::new();
+    for precision in ["ieee", "tf32"] {
+        let args = ["check", "--spec", SMALL, "--dtype", "f32", "--device", "cpu", "--precision", precision];
+        room.volup(&args).ok();
+    }
 }
 
 #[test]
@@ -90,6 +126,10 @@ fn wrong_usage_exits_with_2() {
         &["bench", "--shape", "kb9-99"],
         &["bench", "--spec", "2x2x2, 1>1"],
         &["bench", "--seconds", "-1"],
+        &["bench", "--device", "tpu"],
+        &["bench", "--device", "cuda:first"],
+        &["check", "--precision", "fp8"],
+        &["check", "--algorithm", "im2col"],
         &["check", "--case", "none"],
         &["check", "--spec", "2x2x2, 4>6, k 3, g 4"],
     ] {

@@ -42,6 +42,14 @@ pub struct DeviceInfo {
     pub driver_version: i32,
 }
 
+impl DeviceInfo {
+    /// The newest CUDA version that the driver knows, and the driver branch that it came with where
+    /// that is known: `13.0 (r580)`.
+    pub fn driver(&self) -> String {
+        driver_name(self.driver_version)
+    }
+}
+
 impl fmt::Display for DeviceInfo {
     /// For example `NVIDIA H200, sm_90, 132 multiprocessors, 60 MiB of L2, 139.8 GiB, driver 13.0 (r580)`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -53,7 +61,7 @@ impl fmt::Display for DeviceInfo {
             self.multiprocessors,
             self.l2_bytes >> 20,
             self.memory_bytes as f64 / f64::from(1 << 30),
-            driver_name(self.driver_version)
+            self.driver()
         )
     }
 }

@@ -1,6 +1,5 @@
 //! The engine: tensors in a GPU's memory, blocks on a stream.
 
-use crate::device::driver_name;
 use crate::{Algorithm, Device, DeviceMemory, Forward, Manifest, Pointers, Stream};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -144,7 +143,7 @@ impl Engine for CudaEngine {
             ("device", info.name.clone()),
             ("arch", info.arch.to_string()),
             ("multiprocessors", info.multiprocessors.to_string()),
-            ("driver", driver_name(info.driver_version)),
+            ("driver", info.driver()),
             ("precision", self.precision.to_string()),
             ("kernels", self.kernels.to_string()),
         ];
