@@ -63,6 +63,11 @@ class Stage:
     failures: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     output: str = ""
+    skipped: bool = False
+
+    def skip(self, why: str) -> None:
+        self.skipped = True
+        self.notes.append(why)
 
     def left(self) -> float:
         return self.deadline - time.monotonic()
@@ -126,7 +131,10 @@ def last_match(pattern: str) -> Callable[[str], str]:
 
 
 def conformance(stage: Stage, _args: argparse.Namespace) -> None:
-    for binary in sorted((BUNDLE / "tests").iterdir()):
+    binaries = sorted((BUNDLE / "tests").iterdir())
+    if not binaries:
+        stage.failures.append("the bundle holds no tests")
+    for binary in binaries:
         stage.run(binary.name, [binary], last_match(r"^test result: (.*)$"))
 
 
@@ -141,7 +149,7 @@ def tests(stage: Stage, _args: argparse.Namespace) -> None:
 def sanitizer(stage: Stage, _args: argparse.Namespace) -> None:
     program = find_sanitizer()
     if program is None:
-        stage.notes.append("compute-sanitizer is not there: skipped")
+        stage.skip("compute-sanitizer is not there")
         return
     for tool in TOOLS:
         for options in SANITIZED_PRECISIONS:
@@ -155,7 +163,7 @@ def sanitizer(stage: Stage, _args: argparse.Namespace) -> None:
             # Some virtual machines do not let debugging tools near the GPU.
             if "not supported" in stage.output:
                 stage.failures.clear()
-                stage.notes.append("compute-sanitizer does not support this machine: skipped")
+                stage.skip("compute-sanitizer does not support this machine")
                 return
 
 
@@ -251,7 +259,7 @@ def main() -> int:
             print(f"--- {name}", flush=True)
             STAGES[name](stage, args)
             failed |= bool(stage.failures)
-            verdict = "FAIL" if stage.failures else "ok"
+            verdict = "FAIL" if stage.failures else "skip" if stage.skipped else "ok"
             details = "; ".join([*stage.failures, *stage.notes])
             table.append(f"{name:12}{verdict:5}{time.monotonic() - start:6.0f} s  {details}")
     print(f"--- commit {(BUNDLE / 'commit').read_text().strip()}")
