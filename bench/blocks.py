@@ -1,5 +1,6 @@
 """Published shapes with random tensors, which PyTorch and volup both can compute."""
 
+import math
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -21,8 +22,7 @@ ACTIVATIONS: dict[str, Callable[..., Tensor]] = {
 class Block:
     """A case of `volup._native` with random parameters and a random input.
 
-    The input is normal, and so are the weights, scaled by the root of the number of terms of a full
-    sum at stride 1.
+    The input is normal, and so are the weights, scaled so that outputs are of the order of 1.
     """
 
     def __init__(
@@ -44,7 +44,8 @@ class Block:
         weight = torch.randn(
             block["in_channels"], channels // block["groups"], *self.kernel, **options
         )
-        weight /= weight[:, 0].numel() ** 0.5
+        taps = math.prod(-(-k // s) for k, s in zip(self.kernel, block["stride"], strict=True))
+        weight /= (block["in_channels"] // block["groups"] * taps) ** 0.5
         self.weight = torch.nn.Parameter(weight, requires_grad=False)
         self.bias = torch.randn(channels, **options) if block["bias"] else None
         self.activation, self.post = block["activation"], block["post_activation"]

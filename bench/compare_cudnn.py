@@ -24,6 +24,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -111,6 +112,16 @@ def time_limit(seconds: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+@contextlib.contextmanager
+def no_fallback() -> Iterator[None]:
+    """Raises where volup would warn and let PyTorch compute, which would meet itself then."""
+    warned: set[str] = getattr(sys.modules.get("volup._cuda"), "_warned", set())
+    warned.clear()  # It warns once only.
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="volup's CUDA engine")
+        yield
 
 
 class Contest:
@@ -204,7 +215,7 @@ def attempt(what: str, function: Callable[[], T]) -> T | str:
     """The result, or the reason why there is none; a call that fails must not end the others."""
     try:
         return function()
-    except (RuntimeError, TypeError, ValueError, TimeoutError) as error:
+    except (RuntimeError, TypeError, ValueError, TimeoutError, RuntimeWarning) as error:
         reason = str(error).strip().split("\n")[0][:200] or type(error).__name__
         print(f"  {what}: {reason}", file=sys.stderr, flush=True)
         return reason
@@ -236,7 +247,8 @@ def measure(
         }
 
         def enter(layout: str = layout) -> tuple[float, float]:
-            contest.enter(f"volup {layout}", layout, run_volup)
+            with no_fallback():
+                contest.enter(f"volup {layout}", layout, run_volup)
             return oracle.errors(run_volup(inputs[layout][0]))
 
         found = attempt(f"{what} volup {layout}", enter)

@@ -11,6 +11,7 @@ The output folder gets a log of each stage, and the end of what failed is printe
 """
 
 import argparse
+import itertools
 import os
 import re
 import shutil
@@ -25,8 +26,8 @@ from pathlib import Path
 
 BUNDLE = Path(__file__).resolve().parent
 
-# Cases that between them reach every kernel family: dense, strided, one tap a phase, groups, empty
-# phases, few channels, channels-last, and blocks with each way of normalizing.
+# Small cases of every kind: dense, strided, one tap a phase, groups, empty phases, few channels,
+# channels-last, blocks.
 SANITIZED = (
     "k3",
     "last-s2",
@@ -44,12 +45,14 @@ SANITIZED_PRECISIONS = (
     ("--precision", "ieee", "--dtype", "f32", "--dtype", "bf16"),
     ("--precision", "tf32", "--dtype", "f32"),
 )
+# The plan would choose one of these kernel families; each computes what it can.
+FAMILIES = ("direct", "linear_gemm", "interleave")
 TOOLS = ("memcheck", "racecheck", "initcheck")
 SANITIZER_ERROR = 86
 # Lines of a failed command that are shown.
 TAIL = 25
 # The most seconds a stage may take, so that one that hangs leaves time for the others.
-MOST_SECONDS = {"conformance": 120.0, "tests": 150.0, "sanitizer": 120.0, "bench": 480.0}
+MOST_SECONDS = {"conformance": 200.0, "tests": 150.0, "sanitizer": 180.0, "bench": 480.0}
 
 
 @dataclass
@@ -152,11 +155,12 @@ def sanitizer(stage: Stage, _args: argparse.Namespace) -> None:
         stage.skip("compute-sanitizer is not there")
         return
     for tool in TOOLS:
-        for options in SANITIZED_PRECISIONS:
+        for family, options in itertools.product(FAMILIES, SANITIZED_PRECISIONS):
             check = [BUNDLE / "bin" / "volup", "check", "--device", "cuda", *options]
+            check += ["--algorithm", family]
             cases = [part for name in SANITIZED for part in ("--case", name)]
             command = [program, "--tool", tool, "--error-exitcode", str(SANITIZER_ERROR)]
-            label = f"{tool}-{options[1]}"
+            label = f"{tool} {family} {options[1]}"
             errors = last_match(r"^=+ ((?:ERROR|RACECHECK) SUMMARY: .*|.*not supported.*)$")
             if stage.run(label, [*command, *check, *cases], errors) == 0:
                 continue
