@@ -45,12 +45,14 @@ SANITIZED_PRECISIONS = (
     ("--precision", "ieee", "--dtype", "f32", "--dtype", "bf16"),
     ("--precision", "tf32", "--dtype", "f32"),
 )
-# The plan would choose one of these kernel families; each computes what it can.
+# Each computes what it can of these cases; the plan would choose one of them.
 FAMILIES = ("direct", "linear_gemm", "interleave")
 TOOLS = ("memcheck", "racecheck", "initcheck")
 SANITIZER_ERROR = 86
 # Lines of a failed command that are shown.
 TAIL = 25
+# Commands that a stage's last line tells of one by one.
+MOST_DETAILS = 3
 # The most seconds a stage may take, so that one that hangs leaves time for the others.
 MOST_SECONDS = {"conformance": 200.0, "tests": 150.0, "sanitizer": 180.0, "bench": 480.0}
 
@@ -74,6 +76,15 @@ class Stage:
 
     def left(self) -> float:
         return self.deadline - time.monotonic()
+
+    def details(self) -> str:
+        """A line on what failed, or on what went well if that is short."""
+        some = self.failures[:MOST_DETAILS]
+        if len(self.failures) > len(some):
+            some.append(f"{len(self.failures) - len(some)} more failed")
+        if len(self.notes) > MOST_DETAILS:
+            return "; ".join([*some, f"{len(self.notes)} ok"])
+        return "; ".join([*some, *self.notes])
 
     def run(
         self,
@@ -156,16 +167,16 @@ def sanitizer(stage: Stage, _args: argparse.Namespace) -> None:
         return
     for tool in TOOLS:
         for family, options in itertools.product(FAMILIES, SANITIZED_PRECISIONS):
-            check = [BUNDLE / "bin" / "volup", "check", "--device", "cuda", *options]
-            check += ["--algorithm", family]
+            volup = str(BUNDLE / "bin" / "volup")
+            check = [volup, "check", "--device", "cuda", *options, "--algorithm", family]
             cases = [part for name in SANITIZED for part in ("--case", name)]
             command = [program, "--tool", tool, "--error-exitcode", str(SANITIZER_ERROR)]
             label = f"{tool} {family} {options[1]}"
-            errors = last_match(r"^=+ ((?:ERROR|RACECHECK) SUMMARY: .*|.*not supported.*)$")
+            errors = last_match(r"^=+ ((?:ERROR|RACECHECK) SUMMARY: .*|.*Device not supported.*)$")
             if stage.run(label, [*command, *check, *cases], errors) == 0:
                 continue
             # Some virtual machines do not let debugging tools near the GPU.
-            if "not supported" in stage.output:
+            if "Device not supported" in stage.output:
                 stage.failures.clear()
                 stage.skip("compute-sanitizer does not support this machine")
                 return
@@ -264,8 +275,8 @@ def main() -> int:
             STAGES[name](stage, args)
             failed |= bool(stage.failures)
             verdict = "FAIL" if stage.failures else "skip" if stage.skipped else "ok"
-            details = "; ".join([*stage.failures, *stage.notes])
-            table.append(f"{name:12}{verdict:5}{time.monotonic() - start:6.0f} s  {details}")
+            seconds = time.monotonic() - start
+            table.append(f"{name:12}{verdict:5}{seconds:6.0f} s  {stage.details()}")
     print(f"--- commit {(BUNDLE / 'commit').read_text().strip()}")
     print("\n".join(table))
     return int(failed)
