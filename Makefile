@@ -5,13 +5,14 @@ BIN    := $(VENV)/bin
 DEMO   := .demo
 CLI    := target/release/volup
 
-.PHONY: help demo test test-rust test-python lint format docs wheel bench clean
+.PHONY: help demo test test-rust test-python lint format docs wheel bench gpu-bundle clean
 
 help:
 	@echo "make demo    upsample a real MRI 2x with a trained decoder; figures and a PNG"
 	@echo "make test    all tests: Rust, Python against PyTorch, README examples"
 	@echo "make lint    formatting, clippy, ruff, documentation"
 	@echo "make bench   volup beside PyTorch on this CPU"
+	@echo "make gpu-bundle  what a GPU machine without Rust needs to test and time volup"
 	@echo "make wheel   the Python package as a wheel in target/wheels"
 	@echo "make docs    the Rust documentation in target/doc"
 
@@ -75,6 +76,10 @@ bench: wheel
 	$(BIN)/pip install --quiet --force-reinstall --no-deps target/wheels/*.whl
 	$(BIN)/python bench/compare_torch.py
 
+# There: python3 .gpu-bundle/gpu.py
+gpu-bundle: kernels wheel cli
+	$(BIN)/python bench/gpu_bundle.py
+
 clean:
 	cargo clean
-	rm -rf $(VENV) $(DEMO)
+	rm -rf $(VENV) $(DEMO) .gpu-bundle

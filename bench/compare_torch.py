@@ -13,79 +13,15 @@ import datetime
 import json
 import platform
 import statistics
-import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch.nn import functional
 
 import volup
+from blocks import Block, commit
 from volup import _native
-
-ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "relu": functional.relu,
-    "silu": functional.silu,
-    "hardswish": functional.hardswish,
-}
-
-
-class Block:
-    """A published shape with random parameters, computable by PyTorch and by volup."""
-
-    def __init__(self, case: dict, batch: int) -> None:
-        block = case["block"]
-        self.name = case["name"]
-        self.sizes = {
-            name: block[name]
-            for name in ("stride", "padding", "output_padding", "groups", "dilation")
-        }
-        channels = block["out_channels"]
-        weight = torch.randn(
-            block["in_channels"], channels // block["groups"], *block["kernel_size"]
-        )
-        weight /= weight[:, 0].numel() ** 0.5
-        self.weight = torch.nn.Parameter(weight, requires_grad=False)
-        self.bias = torch.randn(channels) if block["bias"] else None
-        self.activation, self.post = block["activation"], block["post_activation"]
-        self.norm_groups, self.eps = block["norm_groups"], block["eps"]
-        self.gamma = torch.rand(channels) + 0.5 if self.norm_groups else None
-        self.beta = torch.randn(channels) if self.norm_groups else None
-        self.input = torch.randn(batch, block["in_channels"], *case["input"])
-
-    @property
-    def op(self) -> str:
-        return "block" if self.activation or self.norm_groups else "conv"
-
-    def run_torch(self, input: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        def cast(tensor: torch.Tensor | None) -> torch.Tensor | None:
-            return None if tensor is None else tensor.to(dtype)
-
-        y = functional.conv_transpose3d(
-            cast(input), cast(self.weight), cast(self.bias), **self.sizes
-        )
-        if self.activation:
-            y = ACTIVATIONS[self.activation](y)
-        if self.norm_groups:
-            y = functional.group_norm(
-                y, self.norm_groups, cast(self.gamma), cast(self.beta), self.eps
-            )
-        return ACTIVATIONS[self.post](y) if self.post else y
-
-    def run_volup(self, input: torch.Tensor) -> torch.Tensor:
-        return volup.conv_transpose3d_block(
-            input,
-            self.weight,
-            self.bias,
-            **self.sizes,
-            activation=self.activation,
-            norm_groups=self.norm_groups,
-            norm_weight=self.gamma,
-            norm_bias=self.beta,
-            eps=self.eps,
-            post_activation=self.post,
-        )
 
 
 def alternate(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
@@ -137,16 +73,6 @@ def cpu_name() -> str:
         return f"{names[0]}, {len(names)} cores"
     except (OSError, IndexError):
         return platform.processor() or platform.machine()
-
-
-def commit() -> str:
-    command = ["git", "describe", "--always", "--dirty", "--abbrev=12"]
-    folder = Path(__file__).parent
-    try:
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return done.stdout.strip()
 
 
 def main() -> None:

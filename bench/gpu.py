@@ -1,0 +1,286 @@
+"""Tests and times volup on a GPU machine that has PyTorch and nothing else.
+
+    make gpu-bundle                          # where the repository is
+    python3 .gpu-bundle/gpu.py               # where the GPU is
+    python3 .gpu-bundle/gpu.py --only bench --shapes kb2-61 kb1-73 --precisions tf32 --out results
+
+Stages: `conformance` runs the CUDA engine's Rust tests, `tests` the Python tests and the
+KernelBench solutions, `sanitizer` compute-sanitizer over small cases, `bench` the comparison with
+cuDNN. A stage that fails does not keep the next from running; the exit code says whether any did.
+The output folder gets a log of each stage, and the end of what failed is printed.
+"""
+
+import argparse
+import itertools
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+BUNDLE = Path(__file__).resolve().parent
+
+# Small cases of every kind: dense, strided, one tap a phase, groups, empty phases, few channels,
+# channels-last, blocks.
+SANITIZED = (
+    "k3",
+    "last-s2",
+    "s-d-mixed",
+    "kb1-72-small",
+    "kb1-77-small",
+    "kb2-60-block-small",
+    "kb2-61-block-small",
+    "nnunet-320-256-8-small",
+    "nnunet-64-32-64-block-small",
+    "last-block",
+)
+# What a checked call computes in: a precision for float32, or a type.
+SANITIZED_PRECISIONS = (
+    ("--precision", "ieee", "--dtype", "f32", "--dtype", "bf16"),
+    ("--precision", "tf32", "--dtype", "f32"),
+)
+# Each computes what it can of these cases; the plan would choose one of them.
+FAMILIES = ("direct", "linear_gemm", "interleave")
+TOOLS = ("memcheck", "racecheck", "initcheck")
+SANITIZER_ERROR = 86
+# Lines of a failed command that are shown.
+TAIL = 25
+# Commands that a stage's last line tells of one by one.
+MOST_DETAILS = 3
+# The most seconds a stage may take, so that one that hangs leaves time for the others.
+MOST_SECONDS = {"conformance": 200.0, "tests": 150.0, "sanitizer": 180.0, "bench": 480.0}
+
+
+@dataclass
+class Stage:
+    """Runs commands one after another within a time, and remembers how they went."""
+
+    name: str
+    out: Path
+    environment: dict[str, str]
+    deadline: float
+    failures: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    output: str = ""
+    skipped: bool = False
+
+    def skip(self, why: str) -> None:
+        self.skipped = True
+        self.notes.append(why)
+
+    def left(self) -> float:
+        return self.deadline - time.monotonic()
+
+    def details(self) -> str:
+        """A line on what failed, or on what went well if that is short."""
+        some = self.failures[:MOST_DETAILS]
+        if len(self.failures) > len(some):
+            some.append(f"{len(self.failures) - len(some)} more failed")
+        if len(self.notes) > MOST_DETAILS:
+            return "; ".join([*some, f"{len(self.notes)} ok"])
+        return "; ".join([*some, *self.notes])
+
+    def run(
+        self,
+        label: str,
+        command: Sequence[str | Path],
+        summary: Callable[[str], str],
+        echo: bool = False,
+    ) -> int:
+        """The command's exit code; -1 if it could not start or took too long."""
+        if self.left() < 1:
+            self.failures.append(f"{label}: no time left")
+            return -1
+        code, start = -1, time.monotonic()
+        with tempfile.TemporaryFile("w+", errors="replace") as file:
+            try:
+                process = subprocess.Popen(
+                    command,
+                    cwd=BUNDLE,
+                    env=self.environment,
+                    stdout=None if echo else file,
+                    stderr=None if echo else file,
+                    start_new_session=True,
+                )
+                try:
+                    code = process.wait(timeout=self.left())
+                    reason = f"exit code {code}"
+                except subprocess.TimeoutExpired:
+                    # And whatever it has started.
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+                    reason = "took too long"
+            except OSError as error:
+                reason = str(error)
+            file.seek(0)
+            text = self.output = file.read()
+        if not echo:
+            with (self.out / f"{self.name}.log").open("a") as log:
+                log.write(f"--- {label}: {' '.join(map(str, command))}\n{text}\n")
+        found = summary(text)
+        if code == 0:
+            self.notes.append(f"{label}: {found}" if found else label)
+        else:
+            self.failures.append(f"{label}: {reason}" + (f", {found}" if found else ""))
+            print("\n".join(f"  | {line}" for line in text.splitlines()[-TAIL:]), flush=True)
+        seconds = time.monotonic() - start
+        print(f"{self.name} {label}: {reason}, {seconds:.0f} s. {found}", flush=True)
+        return code
+
+
+def last_match(pattern: str) -> Callable[[str], str]:
+    """What the pattern finds last in a command's output."""
+
+    def summary(text: str) -> str:
+        found = re.findall(pattern, text, re.MULTILINE)
+        return found[-1] if found else ""
+
+    return summary
+
+
+def conformance(stage: Stage, _args: argparse.Namespace) -> None:
+    binaries = sorted((BUNDLE / "tests").iterdir())
+    if not binaries:
+        stage.failures.append("the bundle holds no tests")
+    for binary in binaries:
+        stage.run(binary.name, [binary], last_match(r"^test result: (.*)$"))
+
+
+def tests(stage: Stage, _args: argparse.Namespace) -> None:
+    pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    stage.run("python", [*pytest, "python/tests/test_cuda.py"], last_match(r"^.*\bin [\d.]+s.*$"))
+    script = "examples/kernelbench/check.py"
+    command = [sys.executable, script, "--device", "cuda"]
+    stage.run("kernelbench", command, lambda text: f"{text.count('ok  ')} ok")
+
+
+def sanitizer(stage: Stage, _args: argparse.Namespace) -> None:
+    program = find_sanitizer()
+    if program is None:
+        stage.skip("compute-sanitizer is not there")
+        return
+    for tool in TOOLS:
+        for family, options in itertools.product(FAMILIES, SANITIZED_PRECISIONS):
+            volup = str(BUNDLE / "bin" / "volup")
+            check = [volup, "check", "--device", "cuda", *options, "--algorithm", family]
+            cases = [part for name in SANITIZED for part in ("--case", name)]
+            command = [program, "--tool", tool, "--error-exitcode", str(SANITIZER_ERROR)]
+            label = f"{tool} {family} {options[1]}"
+            errors = last_match(r"^=+ ((?:ERROR|RACECHECK) SUMMARY: .*|.*Device not supported.*)$")
+            if stage.run(label, [*command, *check, *cases], errors) == 0:
+                continue
+            # Some virtual machines do not let debugging tools near the GPU.
+            if "Device not supported" in stage.output:
+                stage.failures.clear()
+                stage.skip("compute-sanitizer does not support this machine")
+                return
+
+
+def find_sanitizer() -> str | None:
+    found = shutil.which("compute-sanitizer")
+    candidates = Path("/usr/local").glob("cuda*/bin/compute-sanitizer")
+    return found or next((str(path) for path in sorted(candidates, reverse=True)), None)
+
+
+def bench(stage: Stage, args: argparse.Namespace) -> None:
+    # Half a minute for the shape that is being timed when the time is over.
+    command = [sys.executable, "bench/compare_cudnn.py", "--json", str(stage.out / "bench.json")]
+    command += ["--budget", f"{max(stage.left() - 30, 1):.0f}"]
+    command += ["--seconds", str(args.seconds_per_row)]
+    for name in ("shapes", "precisions", "layouts"):
+        if getattr(args, name):
+            command += [f"--{name}", *getattr(args, name)]
+    if args.compile:
+        command.append("--compile")
+    stage.run("cudnn", command, lambda _text: "", echo=True)
+
+
+STAGES: dict[str, Callable[[Stage, argparse.Namespace], None]] = {
+    "conformance": conformance,
+    "tests": tests,
+    "sanitizer": sanitizer,
+    "bench": bench,
+}
+
+
+def install(folder: Path) -> dict[str, str]:
+    """Puts the bundle's wheels into a folder; the environment in which Python finds them."""
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
+    options = ["--no-compile", "--no-cache-dir", "--disable-pip-version-check", "--target"]
+    wheels = sorted(str(path) for path in (BUNDLE / "wheels").glob("*.whl"))
+    subprocess.run([*pip, *options, str(folder), *wheels], check=True)
+    path = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
+    return {
+        **os.environ,
+        "PYTHONPATH": path,
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "VOLUP_REQUIRE_GPU": "1",
+        "VOLUP_CLI": str(BUNDLE / "bin" / "volup"),
+    }
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--only",
+        type=stages,
+        default=list(STAGES),
+        metavar="STAGE,...",
+        help=f"some of {','.join(STAGES)}",
+    )
+    parser.add_argument("--seconds", type=float, default=570.0, help="for all stages together")
+    parser.add_argument(
+        "--out", type=Path, default=BUNDLE / "out", help="folder of logs, bench.json"
+    )
+    timed = parser.add_argument_group("bench")
+    timed.add_argument("--shapes", nargs="+", metavar="NAME")
+    timed.add_argument("--precisions", nargs="+", choices=("ieee", "tf32", "bf16"))
+    timed.add_argument("--layouts", nargs="+", choices=("ncdhw", "ndhwc"))
+    timed.add_argument("--seconds-per-row", type=float, default=0.3)
+    timed.add_argument("--compile", action="store_true", help="torch.compile the blocks as well")
+    return parser.parse_args()
+
+
+def stages(text: str) -> list[str]:
+    names = text.split(",")
+    unknown = set(names) - set(STAGES)
+    if unknown:
+        raise argparse.ArgumentTypeError(f"no such stage: {', '.join(sorted(unknown))}")
+    return [name for name in STAGES if name in names]
+
+
+def main() -> int:
+    args = arguments()
+    args.out = args.out.resolve()
+    args.out.mkdir(parents=True, exist_ok=True)
+    for log in args.out.glob("*.log"):
+        log.unlink()
+    end = time.monotonic() + args.seconds
+    table = []
+    failed = False
+    with tempfile.TemporaryDirectory() as folder:
+        environment = install(Path(folder))
+        for name in args.only:
+            start = time.monotonic()
+            deadline = min(end, start + MOST_SECONDS[name])
+            stage = Stage(name, args.out, environment, deadline)
+            print(f"--- {name}", flush=True)
+            STAGES[name](stage, args)
+            failed |= bool(stage.failures)
+            verdict = "FAIL" if stage.failures else "skip" if stage.skipped else "ok"
+            seconds = time.monotonic() - start
+            table.append(f"{name:12}{verdict:5}{seconds:6.0f} s  {stage.details()}")
+    print(f"--- commit {(BUNDLE / 'commit').read_text().strip()}")
+    print("\n".join(table))
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
