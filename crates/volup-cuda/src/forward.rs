@@ -1,6 +1,7 @@
 //! A block on inputs of one size: what is launched for it, in which order.
 
-use crate::{Device, Stream};
+use crate::plan::{Argument, Buffer, Plan, Request, Step};
+use crate::{Arguments, Device, Kernel, Manifest, Stream, launch};
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
@@ -65,15 +66,42 @@ pub struct Pointers {
     pub workspace: u64,
 }
 
-/// A block, planned for inputs of one size on one device.
+impl Pointers {
+    fn address(&self, buffer: Buffer, offset: u64) -> u64 {
+        let start = match buffer {
+            Buffer::Input => self.input,
+            Buffer::Weight => self.weight,
+            Buffer::Bias => self.bias,
+            Buffer::NormWeight => self.norm_weight,
+            Buffer::NormBias => self.norm_bias,
+            Buffer::Output => self.output,
+            Buffer::Workspace => self.workspace,
+        };
+        if start == 0 { 0 } else { start + offset }
+    }
+}
+
+/// A block, planned for inputs of one size on one device, with its kernels loaded.
 #[derive(Debug)]
-pub struct Forward;
+pub struct Forward {
+    plan: Plan,
+    actions: Vec<Action>,
+}
+
+/// A step of the plan, ready to go.
+#[derive(Debug)]
+enum Action {
+    Clear { at: u64, words: usize },
+    Launch { kernel: Kernel, grid: [u32; 3], arguments: Arguments, addresses: Vec<(usize, Buffer, u64)> },
+}
 
 impl Forward {
-    /// Plans a block. `algorithm` is used where it applies, and left to the plan where it does not.
+    /// Plans a block and loads its kernels. `algorithm` is used where it applies, and left to the plan
+    /// where it does not.
     ///
     /// # Errors
-    /// [`Error::NoKernels`], [`Error::NoKernelsForArch`], [`Error::MissingKernel`], [`Error::Cuda`].
+    /// [`Error::NoKernels`], [`Error::NoKernelsForArch`], [`Error::MissingKernel`], [`Error::Overflow`],
+    /// [`Error::OutOfDeviceMemory`], [`Error::Cuda`].
     #[expect(clippy::too_many_arguments, reason = "each is one choice of the caller's")]
     pub fn new(
         device: &Arc<Device>,
@@ -85,13 +113,22 @@ impl Forward {
         output_format: MemoryFormat,
         algorithm: Option<Algorithm>,
     ) -> Result<Forward> {
-        let _ = (device, block, geometry, dtype, precision, input_format, output_format, algorithm);
-        Err(Error::NoKernels)
+        let (block, geometry) = (*block, *geometry);
+        let request = Request { block, geometry, dtype, precision, input_format, output_format, algorithm };
+        let variants = Manifest::embedded().for_device(device.info())?;
+        let plan = Plan::new(&request, device.info(), &variants)?;
+        let actions = plan.steps.iter().map(|step| Action::new(device, step)).collect::<Result<_>>()?;
+        Ok(Forward { plan, actions })
     }
 
-    /// How much memory [`Forward::run`] works in besides its tensors.
+    /// What will be done.
+    pub fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// How much memory [`Forward::run`] works in besides its tensors, from a multiple of 256 bytes on.
     pub fn workspace_bytes(&self) -> usize {
-        0
+        self.plan.workspace_bytes
     }
 
     /// Asks a stream for the block's work; it is not waited for.
@@ -104,8 +141,48 @@ impl Forward {
     /// of a tensor of the planned size, type and format on that device, valid until the work is done, in
     /// stream order. Nobody else uses the output and the workspace meanwhile.
     pub unsafe fn run(&self, pointers: &Pointers, stream: &Stream) -> Result<()> {
-        let _ = (pointers, stream);
-        Err(Error::NoKernels)
+        let _entered = stream.device().enter()?;
+        for action in &self.actions {
+            match action {
+                // SAFETY: the plan took these words of the workspace, which the caller answers for.
+                Action::Clear { at, words } => unsafe { stream.fill(pointers.workspace + at, 0, *words) }?,
+                Action::Launch { kernel, grid, arguments, addresses } => {
+                    let mut arguments = arguments.clone();
+                    for &(slot, buffer, offset) in addresses {
+                        arguments.set_pointer(slot, pointers.address(buffer, offset));
+                    }
+                    // SAFETY: the plan gives each kernel the arguments that its file asks for, sized by
+                    // the geometry that the caller's tensors have.
+                    unsafe { launch(*kernel, *grid, &arguments, stream) }?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Action {
+    fn new(device: &Arc<Device>, step: &Step) -> Result<Action> {
+        match step {
+            Step::Clear { at, words } => Ok(Action::Clear { at: *at, words: *words }),
+            Step::Launch { variant, grid, arguments: given } => {
+                let kernel = device.kernel(variant)?;
+                let (mut arguments, mut addresses) = (Arguments::new(), Vec::new());
+                for (slot, argument) in given.iter().enumerate() {
+                    match *argument {
+                        Argument::Pointer(buffer, offset) => {
+                            addresses.push((slot, buffer, offset));
+                            arguments.pointer(0)
+                        }
+                        Argument::I32(value) => arguments.i32(value),
+                        Argument::I64(value) => arguments.i64(value),
+                        Argument::F32(value) => arguments.f32(value),
+                        Argument::F64(value) => arguments.f64(value),
+                    };
+                }
+                Ok(Action::Launch { kernel, grid: *grid, arguments, addresses })
+            }
+        }
     }
 }
 

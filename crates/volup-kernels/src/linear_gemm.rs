@@ -38,7 +38,7 @@
 //! between the last row and the end of the last window are zeros.
 #[cutile::module]
 pub mod linear_gemm {
-    use crate::epilogue::epilogue::*;
+    use crate::epilogue::epilogue::activate;
     use cutile::core::*;
     use cutile::tileir::*;
 
@@ -112,7 +112,7 @@ pub mod linear_gemm {
         y_w: i32,
         has_bias: i32,
         activation: i32,
-        slope: f32,
+        slope: f64,
     ) {
         // Columns: channels fastest where y has them fastest, else residues along width.
         let column: Tile<i32, { [BN] }> = iota(shape![BN]);
@@ -142,7 +142,7 @@ pub mod linear_gemm {
             let b: Tile<f32, { [BN] }> = select(column_here, b, none);
             v = v + b.reshape(shape![1, BN]).broadcast(shape![BM, BN]);
         }
-        let v: Tile<f32, { [BM, BN] }> = activate_f32_2(v, activation, slope);
+        let v: Tile<f32, { [BM, BN] }> = activate::<f32, 0, BM, BN>(v, activation, slope);
         let o: Tile<T, { [BM, BN] }> = convert_tile(v);
 
         // Rows.
@@ -262,7 +262,7 @@ pub mod linear_gemm {
         y_w: i32,
         has_bias: i32,
         activation: i32,
-        slope: f32,
+        slope: f64,
     ) {
         let pid: (i32, i32, i32) = get_tile_block_id();
         let all: i32 = slices * blocks;
@@ -358,7 +358,7 @@ pub mod linear_gemm {
         y_w: i32,
         has_bias: i32,
         activation: i32,
-        slope: f32,
+        slope: f64,
     ) {
         let pid: (i32, i32, i32) = get_tile_block_id();
         let all: i32 = slices * blocks;
@@ -459,7 +459,7 @@ pub mod linear_gemm {
         y_w: i32,
         has_bias: i32,
         activation: i32,
-        slope: f32,
+        slope: f64,
         lo_rows: i32,
     ) {
         let pid: (i32, i32, i32) = get_tile_block_id();

@@ -184,7 +184,9 @@ pub mod pack {
 
         let p: PointerTile<*mut T, { [] }> = pointer_to_tile(x);
         let p: PointerTile<*mut T, { [1, 1] }> = p.reshape(shape![1, 1]);
-        let packed: Tile<f32, { [BR, BC] }> = if CHANNELS_LAST == 1i32 {
+        // Neighbouring threads take neighbours along a pointer tile's first dimension, so that is the one
+        // that lies densely in memory.
+        let packed: Tile<f32, { [BR, BC] }> = if CHANNELS_LAST == 0i32 {
             let here: Tile<bool, { [BR, BC] }> = row_here.reshape(shape![BR, 1]).broadcast(shape![BR, BC])
                 & column_here.reshape(shape![1, BC]).broadcast(shape![BR, BC]);
             let at: Tile<i64, { [BR, BC] }> = row_at.reshape(shape![BR, 1]).broadcast(shape![BR, BC])

@@ -57,6 +57,15 @@ impl Arguments {
         self.pointer(value.to_bits())
     }
 
+    /// Puts a device address in place of the argument of a number.
+    ///
+    /// # Panics
+    /// If there is no such argument.
+    #[inline]
+    pub fn set_pointer(&mut self, slot: usize, address: u64) {
+        self.slots[..self.count][slot] = address;
+    }
+
     /// How many there are.
     pub fn len(&self) -> usize {
         self.count

@@ -223,7 +223,7 @@ impl<'a> Linear<'a> {
             .checked_mul(slices * blocks * n)?
             .checked_mul(chunks * k)?;
         let back = (depth.reach + 1).checked_mul(height.pitch * width.pitch)?;
-        if rows + back + far + tail > most / 2
+        if 2 * (rows + back + far + tail) > most
             || sample.checked_mul(spanned)? > most
             || tiles > most
             || weights > most
@@ -277,9 +277,17 @@ impl<'a> Linear<'a> {
         self.axes.iter().map(|axis| axis.pitch).product()
     }
 
-    /// Rows that are packed: the view's, and zeros up to the end of the last window.
+    /// Rows that are packed: the view's, and zeros up to the end of the last window. A second part
+    /// follows after as many zeros as its taps reach back over.
     fn packed_rows(&self, batch: usize) -> usize {
-        self.view_rows(batch) + self.window.div_ceil(self.pitch) - 1
+        let rows = self.view_rows(batch) + self.window.div_ceil(self.pitch) - 1;
+        if self.operand == Operand::Split { rows + self.back() } else { rows }
+    }
+
+    /// How many rows before a position its taps reach.
+    fn back(&self) -> usize {
+        let [depth, height, width] = &self.axes;
+        (depth.reach * height.pitch + height.reach) * width.pitch + width.reach
     }
 
     fn channels_first(&self, context: Context<'_>) -> i32 {
@@ -302,10 +310,10 @@ impl<'a> Linear<'a> {
         let taps = self.axes[0].axis.kernel * self.axes[1].axis.kernel * self.w_steps;
         let columns = self.slices * self.blocks * n;
         let weight_bytes = taps * columns * self.chunks * k * self.operand.bytes();
-        let weight = [workspace.take(weight_bytes), workspace.take(weight_bytes * (self.operand.parts() - 1))];
+        let weight = workspace.take(weight_bytes * self.operand.parts());
         let scale = workspace.take(if self.operand == Operand::Split { columns * 4 } else { 0 });
         let input_bytes = self.packed_rows(self.batch) * self.pitch * self.operand.bytes();
-        let input = [workspace.take(input_bytes), workspace.take(input_bytes * (self.operand.parts() - 1))];
+        let input = workspace.take(input_bytes * self.operand.parts());
 
         self.pack_weight(context, control, weight, scale, steps)?;
         if self.operand == Operand::Split {
@@ -342,7 +350,7 @@ impl<'a> Linear<'a> {
         &self,
         context: Context<'_>,
         control: u64,
-        weight: [u64; 2],
+        weight: u64,
         scale: u64,
         steps: &mut Vec<Step>,
     ) -> Result<()> {
@@ -369,9 +377,10 @@ impl<'a> Linear<'a> {
         let variant = *context.kernel(&format!("pack_weight_{}", self.operand.name()), types, &[])?;
         let block = variant.param("B").unwrap_or(1) as usize;
         let length = depth.axis.kernel * height.axis.kernel * self.w_steps * columns * self.chunks * k;
-        let mut arguments = vec![Argument::Pointer(Buffer::Weight, 0), workspace(weight[0])];
+        let mut arguments = vec![Argument::Pointer(Buffer::Weight, 0), workspace(weight)];
         if self.operand == Operand::Split {
-            arguments.extend([workspace(weight[1]), workspace(scale)]);
+            let bytes = length * self.operand.bytes();
+            arguments.extend([workspace(weight + bytes as u64), workspace(scale)]);
         } else {
             arguments.push(workspace(control));
         }
@@ -411,7 +420,7 @@ impl<'a> Linear<'a> {
         &self,
         context: Context<'_>,
         control: u64,
-        input: [u64; 2],
+        input: u64,
         count: usize,
         at: u64,
         steps: &mut Vec<Step>,
@@ -433,7 +442,8 @@ impl<'a> Linear<'a> {
         let rows = self.packed_rows(count);
         let block = |name| variant.param(name).unwrap_or(1) as usize;
         let mut arguments = vec![Argument::Pointer(Buffer::Input, at)];
-        arguments.extend(input[..self.operand.parts()].iter().map(|&at| workspace(at)));
+        let bytes = rows * self.pitch * self.operand.bytes();
+        arguments.extend((0..self.operand.parts()).map(|part| workspace(input + (part * bytes) as u64)));
         arguments.push(workspace(control));
         let [_, channels, depth, height, width] = request.geometry.input_shape();
         let [pd, ph, pw] = self.axes.map(|axis| axis.pitch);
@@ -451,8 +461,8 @@ impl<'a> Linear<'a> {
         &self,
         context: Context<'_>,
         control: u64,
-        input: [u64; 2],
-        weight: [u64; 2],
+        input: u64,
+        weight: u64,
         scale: u64,
         count: usize,
         at: u64,
@@ -461,9 +471,7 @@ impl<'a> Linear<'a> {
         let request = context.request;
         let conv = request.geometry.conv();
         let workspace = |at| Argument::Pointer(Buffer::Workspace, at);
-        let parts = self.operand.parts();
-        let mut arguments: Vec<Argument> =
-            input[..parts].iter().chain(&weight[..parts]).map(|&at| workspace(at)).collect();
+        let mut arguments = vec![workspace(input), workspace(weight)];
         if self.operand == Operand::Split {
             arguments.extend([workspace(control + SCALE), workspace(scale)]);
         }
@@ -486,7 +494,10 @@ impl<'a> Linear<'a> {
         push(&mut arguments, strides(request.geometry.output_shape(), request.output_format))?;
         let (code, slope) = activation_code(request.block.activation());
         arguments.push(i32::from(conv.has_bias()).into());
-        arguments.extend([code.into(), Argument::F32(slope as f32)]);
+        arguments.extend([code.into(), Argument::F64(slope)]);
+        if self.operand == Operand::Split {
+            arguments.push(int(self.packed_rows(count))?.into());
+        }
         let phases = depth.axis.stride * height.axis.stride;
         let blocks = rows.div_ceil(self.tile[0]) * phases * self.slices * self.blocks;
         steps.push(Step::Launch { variant: *self.kernel, grid: [blocks as u32, 1, 1], arguments });

@@ -1,0 +1,65 @@
+//! Planning `direct`: every output by its definition.
+
+use super::{Argument, Buffer, Context, Step, activation_code, int, strides};
+use crate::Variant;
+use volup::{DType, Result};
+
+/// Multiply-adds a second of one multiprocessor, seen on an H200.
+const RATE: f64 = 25e9;
+/// Blocks a multiprocessor that the tiles are dealt out to.
+const BLOCKS: usize = 16;
+
+/// The time that a launch is expected to take.
+pub(super) fn seconds(context: Context<'_>) -> f64 {
+    let geometry = &context.request.geometry;
+    let rate = if context.request.dtype == DType::F64 { RATE / 2.0 } else { RATE };
+    let compute = geometry.flops() / 2.0 / (rate * context.device.multiprocessors as f64);
+    let output = geometry.output_shape().iter().map(|&size| size as f64).product::<f64>();
+    compute + output * context.request.dtype.size() as f64 / 1.5e12 + 4e-6
+}
+
+/// The launch. With the address of control words in the workspace it does its work only where those
+/// ask for it.
+pub(super) fn step(context: Context<'_>, control: Option<u64>) -> Result<Step> {
+    let request = context.request;
+    let (geometry, conv) = (&request.geometry, request.geometry.conv());
+    let types = [context.type_name(), context.accumulator_name()];
+    let out_per_group = conv.out_channels() / conv.groups();
+    // The narrowest tile of channels that holds a group's, or the widest.
+    let width = |kernel: &&Variant| kernel.param("BC").unwrap_or(1) as usize;
+    let enough = |kernel: &&Variant| (width(kernel) < out_per_group, width(kernel).abs_diff(out_per_group));
+    let variant = match context.kernels("direct", &types).min_by_key(enough) {
+        Some(variant) => *variant,
+        None => *context.kernel("direct", &types, &[])?,
+    };
+    let size = |name| variant.param(name).unwrap_or(1) as usize;
+    let control = match control {
+        Some(at) => [Argument::Pointer(Buffer::Workspace, at), 0.into(), 1.into()],
+        // Not read: any address will do.
+        None => [Argument::Pointer(Buffer::Input, 0), 0.into(), 0.into()],
+    };
+    let [control, small_limit, guarded] = control;
+    let mut arguments: Vec<Argument> =
+        [Buffer::Input, Buffer::Weight, Buffer::Bias, Buffer::Output].map(|buffer| Argument::Pointer(buffer, 0)).into();
+    arguments.extend([control, i32::from(conv.has_bias()).into(), guarded, small_limit]);
+    let groups = conv.groups();
+    let in_per_group = conv.in_channels() / groups;
+    for number in [geometry.batch(), groups, in_per_group, out_per_group] {
+        arguments.push(int(number)?.into());
+    }
+    for axis in geometry.axes() {
+        for number in [axis.input, axis.output, axis.kernel, axis.stride, axis.padding, axis.dilation] {
+            arguments.push(int(number)?.into());
+        }
+    }
+    let input = strides(geometry.input_shape(), request.input_format);
+    let output = strides(geometry.output_shape(), request.output_format);
+    arguments.extend(input.into_iter().chain(output).map(|stride| Argument::I64(stride as i64)));
+    let (code, slope) = activation_code(request.block.activation());
+    arguments.extend([code.into(), Argument::F64(slope)]);
+    let tiles = (geometry.batch() * groups)
+        .saturating_mul(out_per_group.div_ceil(size("BC")))
+        .saturating_mul(geometry.output_voxels().div_ceil(size("BP")));
+    let blocks = tiles.min(BLOCKS * context.device.multiprocessors).max(1);
+    Ok(Step::Launch { variant, grid: [blocks as u32, 1, 1], arguments })
+}
