@@ -26,8 +26,58 @@ pub mod direct {
         broadcast_scalar(x, const_shape![N])
     }
 
+    /// `x[first + from]` where `on`; anything elsewhere.
+    unsafe fn gather<T: ElementType, A: ElementType, const BP: i32>(
+        x: *mut T,
+        first: i64,
+        from: Tile<i64, { [BP] }>,
+        on: Tile<bool, { [BP] }>,
+    ) -> Tile<A, { [BP] }> {
+        let first: Tile<i64, { [] }> = scalar_to_tile(first);
+        let base: PointerTile<*mut T, { [] }> = pointer_to_tile(x);
+        let base: PointerTile<*mut T, { [] }> = base.offset_tile(first);
+        let base: PointerTile<*mut T, { [1] }> = base.reshape(const_shape![1]);
+        let base: PointerTile<*mut T, { [BP] }> = base.broadcast(const_shape![BP]);
+        let at: PointerTile<*mut T, { [BP] }> = base.offset_tile(from);
+        let (values, _token): (Tile<T, { [BP] }>, Token) = unsafe {
+            load_ptr_tko(at, ordering::Weak, None::<scope::TileBlock>, Some(on), None, None, Latency::<0>)
+        };
+        let values: Tile<A, { [BP] }> = convert_tile(values);
+        values
+    }
+
+    /// `w[first + lane]`.
+    unsafe fn fetch<T: ElementType, A: ElementType, const BC: i32>(
+        w: *mut T,
+        first: i64,
+        lane: Tile<i32, { [BC] }>,
+    ) -> Tile<A, { [BC] }> {
+        let first: Tile<i64, { [] }> = scalar_to_tile(first);
+        let base: PointerTile<*mut T, { [] }> = pointer_to_tile(w);
+        let base: PointerTile<*mut T, { [] }> = base.offset_tile(first);
+        let base: PointerTile<*mut T, { [1] }> = base.reshape(const_shape![1]);
+        let base: PointerTile<*mut T, { [BC] }> = base.broadcast(const_shape![BC]);
+        let at: PointerTile<*mut T, { [BC] }> = base.offset_tile(lane);
+        let (values, _token): (Tile<T, { [BC] }>, Token) = unsafe {
+            load_ptr_tko(at, ordering::Weak, None::<scope::TileBlock>, None, None, None, Latency::<0>)
+        };
+        let values: Tile<A, { [BC] }> = convert_tile(values);
+        values
+    }
+
+    /// `sum + w x^T`.
+    fn outer<A: ElementType, const BC: i32, const BP: i32>(
+        w: Tile<A, { [BC] }>,
+        x: Tile<A, { [BP] }>,
+        sum: Tile<A, { [BP, BC] }>,
+    ) -> Tile<A, { [BP, BC] }> {
+        let x: Tile<A, { [BP, BC] }> = x.reshape(const_shape![BP, 1]).broadcast(const_shape![BP, BC]);
+        let w: Tile<A, { [BP, BC] }> = w.reshape(const_shape![1, BC]).broadcast(const_shape![BP, BC]);
+        fma(w, x, sum, rounding::NearestEven, ftz::Disabled)
+    }
+
     #[cutile::entry()]
-    unsafe fn direct<T: ElementType, A: ElementType, const BC: i32, const BP: i32>(
+    unsafe fn direct<T: ElementType, A: ElementType, const BC: i32, const BP: i32, const U: i32>(
         x: *mut T,
         w: *mut T,
         bias: *mut T,
@@ -95,57 +145,37 @@ pub mod direct {
         }
 
         // Along an axis either positions of one residue modulo the stride, or all of them.
-        let phased: i32 = if ceil_div(out_d, s_d) * ceil_div(out_h, s_h) * ceil_div(out_w, s_w) >= BP / 2i32 {
-            1i32
-        } else {
-            0i32
-        };
+        let q: i64 = wide(ceil_div(out_d, s_d)) * wide(ceil_div(out_h, s_h)) * wide(ceil_div(out_w, s_w));
+        let phased: i32 = if q >= wide(BP / 2i32) { 1i32 } else { 0i32 };
         let g_d: i32 = if phased != 0i32 { min(s_d, out_d) } else { 1i32 };
         let g_h: i32 = if phased != 0i32 { min(s_h, out_h) } else { 1i32 };
         let g_w: i32 = if phased != 0i32 { min(s_w, out_w) } else { 1i32 };
         let q_d: i32 = ceil_div(out_d, g_d);
         let q_h: i32 = ceil_div(out_h, g_h);
         let q_w: i32 = ceil_div(out_w, g_w);
-
-        let (q, many): (i64, i64) = (wide(q_d) * wide(q_h) * wide(q_w), wide(BP));
-        let tiles: i64 = (q + many - 1i64) / many;
+        let tiles: i32 = narrow((wide(q_d) * wide(q_h) * wide(q_w) + wide(BP - 1i32)) / wide(BP));
         let channel_blocks: i32 = ceil_div(cout, BC);
-        let blocks: i64 = wide(groups) * wide(channel_blocks);
-        let total: i64 = blocks * tiles * wide(g_d) * wide(g_h) * wide(g_w) * wide(n);
-        let limit: i64 = if needed != 0i32 { total } else { 0i64 };
+        let blocks: i32 = groups * channel_blocks;
+        let phases: i32 = g_d * g_h * g_w;
+        let total: i32 = blocks * tiles * phases * n;
+        let limit: i32 = if needed != 0i32 { total } else { 0i32 };
 
-        let taps: i64 = wide(k_d) * wide(k_h) * wide(k_w);
+        let taps: i32 = k_d * k_h * k_w;
         let lane: Tile<i32, { [BP] }> = iota(const_shape![BP]);
         let channel: Tile<i32, { [BC] }> = iota(const_shape![BC]);
         let nought: Tile<i32, { [BP] }> = constant(0i32, const_shape![BP]);
-        let x_base: PointerTile<*mut T, { [] }> = pointer_to_tile(x);
-        let x_base: PointerTile<*mut T, { [1] }> = x_base.reshape(const_shape![1]);
-        let x_base: PointerTile<*mut T, { [BP] }> = x_base.broadcast(const_shape![BP]);
-        let w_base: PointerTile<*mut T, { [] }> = pointer_to_tile(w);
-        let w_base: PointerTile<*mut T, { [1] }> = w_base.reshape(const_shape![1]);
-        let w_base: PointerTile<*mut T, { [BC] }> = w_base.broadcast(const_shape![BC]);
-        let b_base: PointerTile<*mut T, { [] }> = pointer_to_tile(bias);
-        let b_base: PointerTile<*mut T, { [1] }> = b_base.reshape(const_shape![1]);
-        let b_base: PointerTile<*mut T, { [BC] }> = b_base.broadcast(const_shape![BC]);
-        let y_base: PointerTile<*mut T, { [] }> = pointer_to_tile(y);
-        let y_base: PointerTile<*mut T, { [1, 1] }> = y_base.reshape(const_shape![1, 1]);
-        let y_base: PointerTile<*mut T, { [BC, BP] }> = y_base.broadcast(const_shape![BC, BP]);
-        let x_step: Tile<i64, { [BP] }> = broadcast_scalar(x_c, const_shape![BP]);
-        let w_step: Tile<i64, { [BC] }> = broadcast_scalar(wide(cout) * taps, const_shape![BC]);
 
-        let mut tile: i64 = wide(program_id(0i32));
-        let stride: i64 = wide(num_programs(0i32));
-        while tile < limit {
+        for tile in (program_id(0i32)..limit).step_by(num_programs(0i32) as usize) {
             // Which channels, positions and sample.
-            let block: i32 = narrow(tile % blocks);
-            let rest: i64 = tile / blocks;
-            let first: i64 = (rest % tiles) * many;
-            let rest: i64 = rest / tiles;
-            let phase: i64 = rest % (wide(g_d) * wide(g_h) * wide(g_w));
-            let sample: i64 = rest / (wide(g_d) * wide(g_h) * wide(g_w));
-            let f_w: i32 = narrow(phase % wide(g_w));
-            let f_h: i32 = narrow((phase / wide(g_w)) % wide(g_h));
-            let f_d: i32 = narrow(phase / (wide(g_w) * wide(g_h)));
+            let block: i32 = tile % blocks;
+            let rest: i32 = tile / blocks;
+            let first: i64 = wide(rest % tiles) * wide(BP);
+            let rest: i32 = rest / tiles;
+            let phase: i32 = rest % phases;
+            let sample: i32 = rest / phases;
+            let f_w: i32 = phase % g_w;
+            let f_h: i32 = (phase / g_w) % g_h;
+            let f_d: i32 = phase / (g_w * g_h);
             let group: i32 = block / channel_blocks;
             let c_first: i32 = (block % channel_blocks) * BC;
 
@@ -176,24 +206,13 @@ pub mod direct {
             let r_h: i32 = (f_h + p_h) % s_h;
             let r_w: i32 = (f_w + p_w) % s_w;
 
-            // The bias.
-            let in_group: Tile<i32, { [BC] }> = channel + spread::<BC>(c_first);
-            let present: Tile<bool, { [BC] }> = lt_tile(in_group, spread::<BC>(cout));
-            let biased: Tile<bool, { [BC] }> = present & ne_tile(spread::<BC>(has_bias), spread::<BC>(0i32));
-            let out_channel: Tile<i32, { [BC] }> = in_group + spread::<BC>(group * cout);
-            let from: PointerTile<*mut T, { [BC] }> = b_base.offset_tile(out_channel);
-            let (b, _t0): (Tile<T, { [BC] }>, Token) = unsafe {
-                load_ptr_tko(from, ordering::Weak, None::<scope::TileBlock>, Some(biased), None, None, Latency::<0>)
-            };
-            let b: Tile<A, { [BC] }> = convert_tile(b);
-            let zero: Tile<A, { [BC] }> = constant(A::ZERO, const_shape![BC]);
-            let b: Tile<A, { [BC] }> = select(biased, b, zero);
-            let mut sum: Tile<A, { [BC, BP] }> = b.reshape(const_shape![BC, 1]).broadcast(const_shape![BC, BP]);
-
-            let x_first: i64 = sample * x_n + wide(group * cin) * x_c;
-            let w_first: i64 = wide(group * cin) * wide(cout) * taps;
-            let w_lane: Tile<i64, { [BC] }> = exti(in_group);
-            let w_lane: Tile<i64, { [BC] }> = w_lane * spread64::<BC>(taps) + spread64::<BC>(w_first);
+            let x_first: i64 = wide(sample) * x_n + wide(group * cin) * x_c;
+            let w_first: i64 = (wide(group * cin) * wide(cout) + wide(c_first)) * wide(taps);
+            let w_step: i64 = wide(cout) * wide(taps);
+            // A channel past the last reads the last one's weights; it is not written.
+            let c_last: Tile<i32, { [BC] }> = spread::<BC>(cout - c_first - 1i32);
+            let w_lane: Tile<i32, { [BC] }> = min_tile(channel, c_last) * spread::<BC>(taps);
+            let mut sum: Tile<A, { [BP, BC] }> = constant(A::ZERO, const_shape![BP, BC]);
             for t_d in 0i32..k_d {
                 let a_d: i32 = (t_d * d_d) / s_d;
                 let b_d: i32 = (t_d * d_d) % s_d;
@@ -204,7 +223,7 @@ pub mod direct {
                         & ge_tile(i_d, nought)
                         & lt_tile(i_d, spread::<BP>(in_d));
                     let i_d: Tile<i64, { [BP] }> = exti(i_d);
-                    let from_d: Tile<i64, { [BP] }> = i_d * spread64::<BP>(x_d) + spread64::<BP>(x_first);
+                    let from_d: Tile<i64, { [BP] }> = i_d * spread64::<BP>(x_d);
                     for t_h in 0i32..k_h {
                         let a_h: i32 = (t_h * d_h) / s_h;
                         let b_h: i32 = (t_h * d_h) % s_h;
@@ -226,29 +245,25 @@ pub mod direct {
                                         & ge_tile(i_w, nought)
                                         & lt_tile(i_w, spread::<BP>(in_w));
                                     let i_w: Tile<i64, { [BP] }> = exti(i_w);
-                                    let from_w: Tile<i64, { [BP] }> = i_w * spread64::<BP>(x_w) + from_h;
-                                    let tap: i32 = (t_d * k_h + t_h) * k_w + t_w;
-                                    let mut x_at: PointerTile<*mut T, { [BP] }> = x_base.offset_tile(from_w);
-                                    let mut w_at: PointerTile<*mut T, { [BC] }> =
-                                        w_base.offset_tile(w_lane + spread64::<BC>(wide(tap)));
-                                    let mut part: Tile<A, { [BC, BP] }> = sum;
-                                    for _ci in 0i32..cin {
-                                        let (xs, _t1): (Tile<T, { [BP] }>, Token) = unsafe {
-                                            load_ptr_tko(x_at, ordering::Weak, None::<scope::TileBlock>, Some(on), None, None, Latency::<0>)
-                                        };
-                                        let (ws, _t2): (Tile<T, { [BC] }>, Token) = unsafe {
-                                            load_ptr_tko(w_at, ordering::Weak, None::<scope::TileBlock>, Some(present), None, None, Latency::<0>)
-                                        };
-                                        let xs: Tile<A, { [BP] }> = convert_tile(xs);
-                                        let ws: Tile<A, { [BC] }> = convert_tile(ws);
-                                        let xs: Tile<A, { [BC, BP] }> = xs.reshape(const_shape![1, BP]).broadcast(const_shape![BC, BP]);
-                                        let ws: Tile<A, { [BC, BP] }> = ws.reshape(const_shape![BC, 1]).broadcast(const_shape![BC, BP]);
-                                        part = fma(ws, xs, part, rounding::NearestEven, ftz::Disabled);
-                                        x_at = x_at.offset_tile(x_step);
-                                        w_at = w_at.offset_tile(w_step);
+                                    let from: Tile<i64, { [BP] }> = i_w * spread64::<BP>(x_w) + from_h;
+                                    let w_tap: i64 = w_first + wide((t_d * k_h + t_h) * k_w + t_w);
+                                    let mut part: Tile<A, { [BP, BC] }> = sum;
+                                    for run in 0i32..cin / U {
+                                        for j in 0i32..U {
+                                            let ci: i64 = wide(run * U + j);
+                                            let x_tile: Tile<A, { [BP] }> = gather::<T, A, BP>(x, x_first + ci * x_c, from, on);
+                                            let w_tile: Tile<A, { [BC] }> = fetch::<T, A, BC>(w, w_tap + ci * w_step, w_lane);
+                                            part = outer(w_tile, x_tile, part);
+                                        }
+                                    }
+                                    for last in (cin - cin % U)..cin {
+                                        let ci: i64 = wide(last);
+                                        let x_tile: Tile<A, { [BP] }> = gather::<T, A, BP>(x, x_first + ci * x_c, from, on);
+                                        let w_tile: Tile<A, { [BC] }> = fetch::<T, A, BC>(w, w_tap + ci * w_step, w_lane);
+                                        part = outer(w_tile, x_tile, part);
                                     }
                                     // Where the tap reads outside, what was added is dropped, whatever it is.
-                                    let on: Tile<bool, { [BC, BP] }> = on.reshape(const_shape![1, BP]).broadcast(const_shape![BC, BP]);
+                                    let on: Tile<bool, { [BP, BC] }> = on.reshape(const_shape![BP, 1]).broadcast(const_shape![BP, BC]);
                                     sum = select(on, part, sum);
                                 }
                             }
@@ -257,24 +272,42 @@ pub mod direct {
                 }
             }
 
-            let out: Tile<A, { [BC, BP] }> = activate(sum, activation, slope);
-            let out: Tile<T, { [BC, BP] }> = convert_tile(out);
-            let (o_d, o_h, o_w): (Tile<i64, { [BP] }>, Tile<i64, { [BP] }>, Tile<i64, { [BP] }>) = (exti(o_d), exti(o_h), exti(o_w));
+            let in_group: Tile<i32, { [BC] }> = channel + spread::<BC>(c_first);
+            let present: Tile<bool, { [BC] }> = lt_tile(in_group, spread::<BC>(cout));
+            let out_channel: Tile<i32, { [BC] }> = in_group + spread::<BC>(group * cout);
+            if has_bias != 0i32 {
+                let base: PointerTile<*mut T, { [] }> = pointer_to_tile(bias);
+                let base: PointerTile<*mut T, { [1] }> = base.reshape(const_shape![1]);
+                let base: PointerTile<*mut T, { [BC] }> = base.broadcast(const_shape![BC]);
+                let from: PointerTile<*mut T, { [BC] }> = base.offset_tile(out_channel);
+                let (b, _t0): (Tile<T, { [BC] }>, Token) = unsafe {
+                    load_ptr_tko(from, ordering::Weak, None::<scope::TileBlock>, Some(present), None, None, Latency::<0>)
+                };
+                let b: Tile<A, { [BC] }> = convert_tile(b);
+                sum = sum + b.reshape(const_shape![1, BC]).broadcast(const_shape![BP, BC]);
+            }
+            let out: Tile<A, { [BP, BC] }> = activate(sum, activation, slope);
+            let out: Tile<T, { [BP, BC] }> = convert_tile(out);
+            let o_d: Tile<i64, { [BP] }> = exti(o_d);
+            let o_h: Tile<i64, { [BP] }> = exti(o_h);
+            let o_w: Tile<i64, { [BP] }> = exti(o_w);
             let to: Tile<i64, { [BP] }> = o_d * spread64::<BP>(y_d)
                 + o_h * spread64::<BP>(y_h)
                 + o_w * spread64::<BP>(y_w)
-                + spread64::<BP>(sample * y_n);
+                + spread64::<BP>(wide(sample) * y_n);
             let to_channel: Tile<i64, { [BC] }> = exti(out_channel);
             let to_channel: Tile<i64, { [BC] }> = to_channel * spread64::<BC>(y_c);
-            let to: Tile<i64, { [BC, BP] }> = to.reshape(const_shape![1, BP]).broadcast(const_shape![BC, BP])
-                + to_channel.reshape(const_shape![BC, 1]).broadcast(const_shape![BC, BP]);
-            let to: PointerTile<*mut T, { [BC, BP] }> = y_base.offset_tile(to);
-            let written: Tile<bool, { [BC, BP] }> = inside.reshape(const_shape![1, BP]).broadcast(const_shape![BC, BP])
-                & present.reshape(const_shape![BC, 1]).broadcast(const_shape![BC, BP]);
+            let to: Tile<i64, { [BP, BC] }> = to.reshape(const_shape![BP, 1]).broadcast(const_shape![BP, BC])
+                + to_channel.reshape(const_shape![1, BC]).broadcast(const_shape![BP, BC]);
+            let base: PointerTile<*mut T, { [] }> = pointer_to_tile(y);
+            let base: PointerTile<*mut T, { [1, 1] }> = base.reshape(const_shape![1, 1]);
+            let base: PointerTile<*mut T, { [BP, BC] }> = base.broadcast(const_shape![BP, BC]);
+            let to: PointerTile<*mut T, { [BP, BC] }> = base.offset_tile(to);
+            let written: Tile<bool, { [BP, BC] }> = inside.reshape(const_shape![BP, 1]).broadcast(const_shape![BP, BC])
+                & present.reshape(const_shape![1, BC]).broadcast(const_shape![BP, BC]);
             let _t3: Token = unsafe {
                 store_ptr_tko(to, out, ordering::Weak, None::<scope::TileBlock>, Some(written), None, Latency::<0>)
             };
-            tile = tile + stride;
         }
     }
 }
