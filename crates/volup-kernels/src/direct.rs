@@ -1,4 +1,40 @@
-//! (in the making)
+//! Any transposed convolution, by its definition: the kernel that is always right.
+//!
+//! `y[n, co, o] = act(bias[co] + sum over taps t and channels ci of co's group of
+//! x[n, ci, i] * w[ci, co, t])`, `i = (o + p - t * d) / s` along each axis where that divides and
+//! `0 <= i < I`. Sums are chains of fused multiply-adds in `A`, taps outside, channels inside, then the
+//! bias, then the activation, and one rounding to `T`: the error stays below `(n + 2) * u * m`. A tap
+//! that reads outside adds nothing, even where the weight is infinite or NaN. Equal calls give equal
+//! bits.
+//!
+//! # Parameters, in order
+//! 1. `x`, `w`, `bias`, `y` (`T`), `control` (i32): pointers. `x` and `y` have any layout; `w` is
+//!    contiguous [Cin, Cout / groups, kD, kH, kW], `bias` is [Cout]. `y` overlaps none of the others.
+//!    Only the type's own alignment is assumed. `bias` may be null if `has_bias` is 0, `control` if
+//!    `guarded` is 0.
+//! 2. `has_bias`, `guarded`, `small_limit` (i32).
+//! 3. `n`, `groups`, `cin`, `cout` (i32): batch, groups, and channels **per group**.
+//! 4. For depth, then height, then width (i32): input size, output size, kernel, stride, padding,
+//!    dilation.
+//! 5. Strides of `x`, then of `y`: n, c, d, h, w (i64), in elements.
+//! 6. `activation` (i32), a code of `epilogue`; `slope` (f64).
+//!
+//! All sizes are at least 1. Along each axis `O + p` and `d * k` are below 2^31; the product of the
+//! kernel's sizes times `BC`, the channels, and the tiles (below) too. Offsets are in 64 bits.
+//!
+//! # Guard
+//! If `guarded` is not 0 the kernel does its work only if `control` says that another kernel's result
+//! cannot stand, else it returns without touching `y`. The words, as the pack kernels leave them: the
+//! largest bit pattern of an |x| as f32, the same of w, and how many elements of x and of w are too
+//! small. Work is done if one of the first two is at least 0x7f800000 (an infinity or NaN) or one of
+//! the last two, as an unsigned number, is more than `small_limit` (which is not negative).
+//!
+//! # Grid
+//! Any number of blocks along the first axis; each takes every so manieth tile of `BC` channels x `BP`
+//! positions. There are `n * groups * ceil(cout / BC) * phases * ceil(positions / BP)` tiles: with
+//! `q` the product of `ceil(O / s)`, if `q >= BP / 2` a tile's positions all have one residue
+//! modulo the stride, `phases` is the product of `g = min(s, O)` and `positions` that of
+//! `ceil(O / g)`; else `phases` is 1 and `positions` the product of `O`.
 #[cutile::module]
 pub mod direct {
     use crate::epilogue::epilogue::activate;
@@ -77,7 +113,7 @@ pub mod direct {
     }
 
     #[cutile::entry()]
-    unsafe fn direct<T: ElementType, A: ElementType, const BC: i32, const BP: i32, const U: i32>(
+    unsafe fn direct<T: ElementType, A: ElementType, const WIDE: i32, const BC: i32, const BP: i32, const U: i32>(
         x: *mut T,
         w: *mut T,
         bias: *mut T,
@@ -286,7 +322,7 @@ pub mod direct {
                 let b: Tile<A, { [BC] }> = convert_tile(b);
                 sum = sum + b.reshape(const_shape![1, BC]).broadcast(const_shape![BP, BC]);
             }
-            let out: Tile<A, { [BP, BC] }> = activate(sum, activation, slope);
+            let out: Tile<A, { [BP, BC] }> = activate::<A, WIDE, BP, BC>(sum, activation, slope);
             let out: Tile<T, { [BP, BC] }> = convert_tile(out);
             let o_d: Tile<i64, { [BP] }> = exti(o_d);
             let o_h: Tile<i64, { [BP] }> = exti(o_h);
