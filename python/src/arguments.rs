@@ -4,7 +4,7 @@ use crate::error::raised;
 use pyo3::exceptions::{PyOverflowError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyList, PyString, PyTuple};
-use volup::{Activation, Triple};
+use volup::{Activation, Error};
 
 fn wrong_type(param: &str, expected: &str, value: &Bound<'_, PyAny>) -> PyErr {
     match value.get_type().name() {
@@ -29,16 +29,20 @@ pub(crate) fn integer(param: &str, expected: &str, value: &Bound<'_, PyAny>) -> 
 }
 
 /// One integer for all three axes, or a list or tuple of one or three.
-pub(crate) fn triple(param: &'static str, value: &Bound<'_, PyAny>) -> PyResult<Triple> {
+pub(crate) fn triple(param: &'static str, value: &Bound<'_, PyAny>) -> PyResult<[i64; 3]> {
     const EXPECTED: &str = "int or tuple of ints";
-    let values = if let Ok(values) = value.cast::<PyTuple>() {
-        values.iter().map(|v| integer(param, EXPECTED, &v)).collect::<PyResult<Vec<i64>>>()?
+    let values: Vec<i64> = if let Ok(values) = value.cast::<PyTuple>() {
+        values.iter().map(|v| integer(param, EXPECTED, &v)).collect::<PyResult<_>>()?
     } else if let Ok(values) = value.cast::<PyList>() {
-        values.iter().map(|v| integer(param, EXPECTED, &v)).collect::<PyResult<Vec<i64>>>()?
+        values.iter().map(|v| integer(param, EXPECTED, &v)).collect::<PyResult<_>>()?
     } else {
         vec![integer(param, EXPECTED, value)?]
     };
-    Triple::from_slice(param, &values).map_err(raised)
+    match values[..] {
+        [value] => Ok([value; 3]),
+        [depth, height, width] => Ok([depth, height, width]),
+        _ => Err(raised(Error::Arity { param, got: values.len() })),
+    }
 }
 
 /// None, a name, or ("leaky_relu", slope).

@@ -74,6 +74,12 @@ impl Block {
         self.spec.to_string()
     }
 
+    /// Whether there is a normalization.
+    #[getter]
+    fn normalizes(&self) -> bool {
+        self.spec.norm().is_some()
+    }
+
     #[getter]
     fn stride(&self) -> [usize; 3] {
         self.spec.conv().stride()
@@ -103,6 +109,20 @@ impl Block {
     /// [C, D, H, W] without a batch.
     fn output_shape(&self, input_shape: Vec<usize>) -> PyResult<[usize; 5]> {
         Ok(self.spec.geometry_of(&input_shape).map_err(raised)?.output_shape())
+    }
+
+    /// Checks the shapes and types of an input, batched, and of the parameters; their addresses are
+    /// not looked at.
+    #[pyo3(signature = (input, weight, bias, norm_weight, norm_bias, /))]
+    fn check(
+        &self,
+        input: RawTensor,
+        weight: RawTensor,
+        bias: Option<RawTensor>,
+        norm_weight: Option<RawTensor>,
+        norm_bias: Option<RawTensor>,
+    ) -> PyResult<()> {
+        expect_tensors(&self.spec, &input, &weight, [&bias, &norm_weight, &norm_bias])
     }
 
     /// Computes the block on the host, on a number of threads, without holding the GIL.
@@ -165,16 +185,8 @@ impl Call {
         cache: Option<&Cache>,
     ) -> PyResult<()> {
         let geometry = spec.geometry_of(self.input.shape()).map_err(raised)?;
-        let per_channel = [spec.conv().out_channels()];
-        self.input.expect("input", &geometry.input_shape(), T::DTYPE)?;
-        self.weight.expect("weight", &spec.conv().weight_shape(), T::DTYPE)?;
-        for (param, tensor) in
-            [("bias", &self.bias), ("norm_weight", &self.norm_weight), ("norm_bias", &self.norm_bias)]
-        {
-            if let Some(tensor) = tensor {
-                tensor.expect(param, &per_channel, T::DTYPE)?;
-            }
-        }
+        let vectors = [&self.bias, &self.norm_weight, &self.norm_bias];
+        expect_tensors(spec, &self.input, &self.weight, vectors)?;
         self.output.expect("output", &geometry.output_shape(), T::DTYPE)?;
         // SAFETY: the package passes the addresses of dense tensors of these shapes and types, which
         // `expect` compared with what is read and written here, and holds on to them until this call
@@ -204,7 +216,25 @@ impl Call {
     }
 }
 
-fn format(channels_last: bool) -> MemoryFormat {
+/// Checks an input and parameters (bias, norm_weight, norm_bias) against a block and one another.
+fn expect_tensors(
+    spec: &BlockSpec,
+    input: &RawTensor,
+    weight: &RawTensor,
+    vectors: [&Option<RawTensor>; 3],
+) -> PyResult<()> {
+    let dtype = input.dtype()?;
+    input.expect("input", &spec.geometry_of(input.shape()).map_err(raised)?.input_shape(), dtype)?;
+    weight.expect("weight", &spec.conv().weight_shape(), dtype)?;
+    for (param, tensor) in ["bias", "norm_weight", "norm_bias"].into_iter().zip(vectors) {
+        if let Some(tensor) = tensor {
+            tensor.expect(param, &[spec.conv().out_channels()], dtype)?;
+        }
+    }
+    Ok(())
+}
+
+pub(crate) fn format(channels_last: bool) -> MemoryFormat {
     if channels_last { MemoryFormat::ChannelsLast3d } else { MemoryFormat::Contiguous }
 }
 

@@ -6,6 +6,7 @@ mod arguments;
 mod block;
 mod cache;
 mod cases;
+mod cuda;
 mod decoder;
 mod error;
 mod memory;
@@ -21,7 +22,11 @@ mod _native {
     #[pymodule_export]
     use crate::cases::{cases, published};
     #[pymodule_export]
+    use crate::cuda::{CudaForward, cuda_status, integers};
+    #[pymodule_export]
     use crate::decoder::{read_decoder, write_decoder};
+    #[pymodule_export]
+    use crate::error::NoEngineError;
 
     #[pymodule_export]
     #[allow(non_upper_case_globals, reason = "Python's name for it")]

@@ -5,8 +5,9 @@ from typing import Any
 
 import torch
 
+from volup._compose import Activation
 from volup._memory import RawTensor
-from volup.functional import Activation, Sizes
+from volup.functional import Sizes
 
 __version__: str
 
@@ -18,6 +19,7 @@ class Block:
     output_padding: tuple[int, int, int]
     groups: int
     dilation: tuple[int, int, int]
+    normalizes: bool
 
     def __init__(
         self,
@@ -35,6 +37,15 @@ class Block:
         post_activation: Activation,
     ) -> None: ...
     def output_shape(self, input_shape: torch.Size) -> list[int]: ...
+    def check(
+        self,
+        input: RawTensor,
+        weight: RawTensor,
+        bias: RawTensor | None,
+        norm_weight: RawTensor | None,
+        norm_bias: RawTensor | None,
+        /,
+    ) -> None: ...
     def forward_cpu(
         self,
         threads: int,
@@ -53,6 +64,48 @@ class Block:
 class Cache:
     """Packed parameters, kept from call to call."""
 
+class CudaForward:
+    """A block planned for one shape, type and CUDA device."""
+
+    workspace_bytes: int
+
+    def __init__(
+        self,
+        block: Block,
+        input_shape: torch.Size,
+        dtype: str,
+        precision: str,
+        input_channels_last: bool,
+        output_channels_last: bool,
+        ordinal: int,
+        /,
+    ) -> None: ...
+    def run(
+        self,
+        input: int,
+        weight: int,
+        bias: int,
+        norm_weight: int,
+        norm_bias: int,
+        output: int,
+        workspace: int,
+        stream: int,
+        /,
+    ) -> None: ...
+
+class NoEngineError(RuntimeError):
+    """The CUDA engine cannot run here."""
+
+def cuda_status(ordinal: int, /) -> str | None: ...
+def integers(
+    stride: object,
+    padding: object,
+    output_padding: object,
+    groups: object,
+    dilation: object,
+    norm_groups: object,
+    /,
+) -> bytes: ...
 def cases() -> list[dict[str, Any]]: ...
 def published() -> list[dict[str, Any]]: ...
 def describe_cpu(threads: int) -> list[tuple[str, str]]: ...

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules import module as module_hooks
 
-from volup.functional import Activation
+from volup._compose import Activation
 
 _NAMES: dict[type[torch.nn.Module], str] = {
     torch.nn.ReLU: "relu",
@@ -130,4 +130,4 @@ def can_fuse(run: Run, input: Tensor) -> bool:
         return False
     # PyTorch's group norm takes float32 parameters for narrower inputs; a block does not.
     dtypes = {tensor.dtype for tensor in run.parameters.values()}
-    return torch.is_autocast_enabled("cpu") or dtypes == {input.dtype}
+    return torch.is_autocast_enabled("cuda" if input.is_cuda else "cpu") or dtypes == {input.dtype}

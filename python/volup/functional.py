@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from volup import _memory, _native
+from volup import _cuda, _memory, _native
+from volup._compose import Activation, compose
 
 Sizes = int | Sequence[int]
-Activation = str | tuple[str, float] | None
 
 
 def conv_transpose3d(
@@ -76,13 +76,17 @@ def conv_transpose3d(
             precision=precision,
         )
     return _forward(
-        {"input": input, "weight": weight, "bias": bias},
+        (input, weight, bias, None, None),
         stride,
         padding,
         output_padding,
         groups,
         dilation,
-        precision=precision,
+        None,
+        None,
+        1e-5,
+        None,
+        precision,
     )
 
 
@@ -160,63 +164,71 @@ def conv_transpose3d_block(
             precision=precision,
         )
     return _forward(
-        {
-            "input": input,
-            "weight": weight,
-            "bias": bias,
-            "norm_weight": norm_weight,
-            "norm_bias": norm_bias,
-        },
+        tensors,
         stride,
         padding,
         output_padding,
         groups,
         dilation,
-        activation=activation,
-        norm_groups=norm_groups,
-        eps=eps,
-        post_activation=post_activation,
-        precision=precision,
+        activation,
+        norm_groups,
+        eps,
+        post_activation,
+        precision,
     )
 
 
 def _forward(
-    arguments: dict[str, Tensor | None],
+    given: tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None],
     stride: Sizes,
     padding: Sizes,
     output_padding: Sizes,
     groups: int,
     dilation: Sizes,
-    *,
-    activation: Activation = None,
-    norm_groups: int | None = None,
-    eps: float = 1e-5,
-    post_activation: Activation = None,
-    precision: str | None = None,
+    activation: Activation,
+    norm_groups: int | None,
+    eps: float,
+    post_activation: Activation,
+    precision: str | None,
 ) -> Tensor:
+    on_cuda = isinstance(given[0], Tensor) and given[0].is_cuda
+    if on_cuda:
+        planned = _cuda.launch_planned(
+            given,
+            stride,
+            padding,
+            output_padding,
+            groups,
+            dilation,
+            activation,
+            norm_groups,
+            eps,
+            post_activation,
+            precision,
+        )
+        if planned is not None:
+            return planned
     check_precision(precision)
+    arguments = dict(zip(_cuda.NAMES, given, strict=True))
     tensors = {name: tensor for name, tensor in arguments.items() if tensor is not None}
     for name, tensor in arguments.items():
         if tensor is not None or name in ("input", "weight"):
-            _memory.check(name, tensor)
-    _memory.check_no_gradient(tensors)
-    if torch.is_autocast_enabled("cpu"):
-        to = torch.get_autocast_dtype("cpu")
-        # PyTorch leaves float64 alone.
-        tensors = {
-            name: tensor if tensor.dtype == torch.float64 else tensor.to(to)
-            for name, tensor in tensors.items()
-        }
+            _memory.check(name, tensor, None if name == "input" else given[0].device)
+    device = given[0].device.type
+    obstacle = _cuda.obstacle(given[0].device) if on_cuda else None
+    if obstacle is None:
+        _memory.check_no_gradient(tensors)
+    if torch.is_autocast_enabled(device):
+        to = torch.get_autocast_dtype(device)
+        tensors = {name: _memory.autocast(tensor, to) for name, tensor in tensors.items()}
     if ("norm_weight" in tensors) != ("norm_bias" in tensors):
         # torch.nn.GroupNorm(bias=False) has the one without the other.
         if "norm_weight" in tensors:
             tensors["norm_bias"] = torch.zeros_like(tensors["norm_weight"])
         else:
             tensors["norm_weight"] = torch.ones_like(tensors["norm_bias"])
-
-    input, weight = tensors["input"], tensors["weight"]
     block = _native.Block(
-        weight.shape,
+        tensors["weight"].shape,
         stride,
         padding,
         output_padding,
@@ -229,11 +241,35 @@ def _forward(
         eps,
         post_activation,
     )
+    if not on_cuda:
+        return _forward_cpu(block, tensors, given[1])
+    steps = (activation, norm_groups, eps, post_activation)
+    if obstacle is None:
+        integers = _native.integers(stride, padding, output_padding, groups, dilation, norm_groups)
+        try:
+            return _cuda.launch(
+                block, tensors, integers, activation, eps, post_activation, precision
+            )
+        except _native.NoEngineError as error:
+            obstacle = str(error)
+    _cuda.warn(obstacle)
+    return compose(block, tensors, *steps, precision)
+
+
+def _forward_cpu(block: _native.Block, tensors: dict[str, Tensor], packed: Tensor) -> Tensor:
+    """Computes a block whose tensors have been checked one by one.
+
+    Args:
+        block: The block.
+        tensors: As they are computed with.
+        packed: The weight as the caller has it, whose packed form is kept.
+    """
+    input, weight = tensors["input"], tensors["weight"]
     shape = block.output_shape(input.shape)
     batched = input.dim() == 5
     if not batched:
         input = input.unsqueeze(0)
-    memory_format = _output_format(block, input, weight, tensors.get("bias"))
+    memory_format = _memory.output_format(block, input, weight, tensors.get("bias"))
     output = torch.empty(shape, dtype=input.dtype, device="cpu", memory_format=memory_format)
     # Under a mode that fakes what torch.empty makes, the output is no memory either.
     _memory.check("output", output)
@@ -252,7 +288,7 @@ def _forward(
         raw.get("norm_bias"),
         _memory.raw("output", output),
         memory_format is torch.channels_last_3d,
-        _cache_of(arguments["weight"]),
+        _cache_of(packed),
     )
     return output if batched else output.squeeze(0)
 
@@ -261,7 +297,7 @@ def _forward(
 _caches: MutableMapping[Tensor, _native.Cache] = WeakTensorKeyDictionary()
 
 
-def _cache_of(weight: Tensor | None) -> _native.Cache | None:
+def _cache_of(weight: Tensor) -> _native.Cache | None:
     """Where the packed form of a weight that is likely to come again is kept while it lives."""
     if type(weight) is not torch.nn.Parameter:
         return None
@@ -279,39 +315,3 @@ def check_precision(precision: str | None) -> None:
     """
     if precision not in (None, "ieee", "tf32"):
         raise ValueError(f"precision must be one of ieee, tf32, got {precision!r}")
-
-
-def _output_format(
-    block: _native.Block, input: Tensor, weight: Tensor, bias: Tensor | None
-) -> torch.memory_format:
-    """The memory format of what PyTorch's conv_transpose3d would return for a batched input.
-
-    In PyTorch 2.15 on the CPU: channels_last_3d if the input or the weight suggests it (also one
-    whose channels are a slice) and oneDNN computes the call, else contiguous. oneDNN takes no
-    float64, no output_padding that reaches the stride, no float16 and bfloat16 on processors
-    without instructions for them, and no float32 that it finds small: a single sample in one group
-    with a narrow kernel and at most 20480 rows. Group norm and activations keep the format.
-
-    PyTorch is asked rather than imitated, except where both tensors are contiguous beyond doubt,
-    since asking takes 5 us.
-    """
-    if (
-        input.is_contiguous()
-        and weight.is_contiguous()
-        and input.stride(1) != 1
-        and weight.stride(1) != 1
-    ):
-        return torch.contiguous_format
-    backend = torch._C._select_conv_backend(
-        input,
-        weight,
-        bias,
-        block.stride,
-        block.padding,
-        block.dilation,
-        True,
-        block.output_padding,
-        block.groups,
-        None,
-    )
-    return torch._C._conv_determine_backend_memory_format(input, weight, backend)

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from volup import _native
+from volup._compose import Activation
 from volup.chain import Run, can_fuse, run_at
 from volup.functional import (
-    Activation,
     Sizes,
     check_precision,
     conv_transpose3d,

@@ -129,7 +129,7 @@ def _conv_obstacle(module: torch.nn.Module) -> str | None:
     weight = module.weight
     if not isinstance(weight, torch.Tensor):
         return "has no weight"
-    if weight.device.type != "cpu":
+    if weight.device.type not in ("cpu", "cuda"):
         return f"is on device {weight.device}, for which volup has no engine"
     if weight.dtype not in DTYPES:
         return f"is of dtype {weight.dtype}, for which volup has no engine"
