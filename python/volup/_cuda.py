@@ -35,6 +35,7 @@ class Plan:
     Attributes:
         forward: What launches the kernels; None for an empty batch.
         copied: The indices of tensors that are not dense, so that a dense copy is read.
+        itemsize: Of every tensor.
         nbytes: Of each tensor's elements.
         shape: Of the output.
         strides: Of the output.
@@ -50,6 +51,7 @@ class Plan:
         "dtype",
         "forward",
         "index",
+        "itemsize",
         "nbytes",
         "shape",
         "strides",
@@ -66,7 +68,8 @@ class Plan:
         """Takes the output's description from a tensor without memory."""
         self.forward = forward
         self.copied = copied
-        self.nbytes = [0 if t is None else t.numel() * t.element_size() for t in tensors]
+        self.itemsize = tensors[0].element_size()
+        self.nbytes = [0 if t is None else t.numel() * self.itemsize for t in tensors]
         self.shape = output.shape
         self.strides = output.stride()
         self.dtype = tensors[0].dtype
@@ -84,22 +87,24 @@ class Plan:
         if type(output) is not Tensor:
             # Under a mode that fakes what is allocated, the output is no memory either.
             _memory.check("output", output)
-        # The copies live until the launch: later allocations on the stream come after it anyway.
+        # The copies live until the launch: what is allocated later is used later on the stream.
         held = list(tensors)
         for i in self.copied:
             held[i] = held[i].contiguous()  # type: ignore[union-attr]
-        addresses = [0, 0, 0, 0, 0]
-        for i, tensor in enumerate(held):
+        addresses = []
+        for tensor, nbytes in zip(held, self.nbytes, strict=True):
             if tensor is None:
+                addresses.append(0)
                 continue
-            begin = tensor.storage_offset() * tensor.itemsize
-            if tensor.untyped_storage().nbytes() < begin + self.nbytes[i]:
-                raise RuntimeError(f"{NAMES[i]} has no memory: its storage was freed")
+            end = tensor.storage_offset() * self.itemsize + nbytes
+            if tensor.untyped_storage().nbytes() < end:
+                name = NAMES[len(addresses)]
+                raise RuntimeError(f"{name} has no memory: its storage was freed")
             address = tensor.data_ptr()
             if address % _ALIGNMENT:
-                held[i] = tensor = tensor.clone()
+                tensor = held[len(addresses)] = tensor.clone()
                 address = tensor.data_ptr()
-            addresses[i] = address
+            addresses.append(address)
         if self.forward is None:
             return output
         scratch = 0
@@ -140,14 +145,6 @@ def launch_planned(
     try:
         if torch.is_autocast_enabled():
             tensors = _autocast(tensors)
-        grad = torch.is_grad_enabled()
-        for tensor in tensors:
-            if tensor is not None and (
-                (grad and tensor.requires_grad)
-                or tensor.is_neg()
-                or type(tensor).__torch_dispatch__ is not _NO_DISPATCH
-            ):
-                return None
         integers = _native.integers(stride, padding, output_padding, groups, dilation, norm_groups)
         plan = _plans.get(_key(tensors, integers, activation, eps, post_activation, precision))
     except Exception:
@@ -164,10 +161,10 @@ def launch(
     post_activation: Activation,
     precision: str | None,
 ) -> Tensor:
-    """Computes a block whose tensors have been checked one by one, and keeps the plan.
+    """Computes a block whose tensors have been checked, and keeps the plan.
 
     Raises:
-        RuntimeError: The tensors do not fit together, or the engine failed.
+        RuntimeError: The engine failed.
         _native.NoEngineError: The engine has no kernels for this call.
     """
     resolved = {name: tensor.resolve_neg() for name, tensor in tensors.items()}
@@ -225,15 +222,22 @@ def _key(
     post_activation: Activation,
     precision: str | None,
 ) -> Hashable:
-    """All that a plan depends on."""
+    """All that a plan depends on; None, which no plan has, for tensors that no launch can read."""
     if precision is None and tensors[0].dtype is torch.float32:
         precision = flagged_precision()
+    grad = torch.is_grad_enabled()
     parts: list[Hashable] = [integers, activation, eps, post_activation, precision]
     for tensor in tensors:
         if tensor is None:
             parts.append(None)
-        else:
-            parts += (tensor.device, tensor.dtype, tensor.shape, tensor.stride())
+            continue
+        if (
+            (grad and tensor.requires_grad)
+            or tensor.is_neg()
+            or type(tensor).__torch_dispatch__ is not _NO_DISPATCH
+        ):
+            return None
+        parts += (tensor.device, tensor.dtype, tensor.shape, tensor.stride())
     return tuple(parts)
 
 
@@ -241,11 +245,6 @@ def _plan(block: _native.Block, tensors: Tensors, precision: str) -> Plan:
     """Plans for tensors of these shapes, strides and types."""
     input, weight, *vectors = tensors
     batch = input if input.dim() == 5 else input.unsqueeze(0)
-    described = [
-        None if tensor is None else (0, tensor.shape, _memory.DTYPES[tensor.dtype])
-        for tensor in (batch, weight, *vectors)
-    ]
-    block.check(*described)  # type: ignore[arg-type]
     shape = block.output_shape(input.shape)
     if block.normalizes:
         # PyTorch's group norm on CUDA makes its input and so its output contiguous.

@@ -56,6 +56,28 @@ def check(name: str, tensor: object, device: torch.device | None = None) -> None
         raise RuntimeError(f"{name} must have dtype {expected}, got {tensor.dtype}")
 
 
+def check_fit(block: _native.Block, tensors: dict[str, Tensor]) -> None:
+    """Refuses tensors whose shapes or types are not the block's.
+
+    Raises:
+        RuntimeError: One of them is.
+    """
+
+    def described(name: str) -> RawTensor | None:
+        tensor = tensors.get(name)
+        return None if tensor is None else (0, tensor.shape, DTYPES[tensor.dtype])
+
+    input, weight = tensors["input"], tensors["weight"]
+    batched = input.shape if input.dim() == 5 else torch.Size((1, *input.shape))
+    block.check(
+        (0, batched, DTYPES[input.dtype]),
+        (0, weight.shape, DTYPES[weight.dtype]),
+        described("bias"),
+        described("norm_weight"),
+        described("norm_bias"),
+    )
+
+
 def check_no_gradient(tensors: dict[str, Tensor]) -> None:
     """Refuses what would come back without the gradient that the caller expects.
 

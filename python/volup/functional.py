@@ -32,9 +32,13 @@ def conv_transpose3d(
     Along each axis the output has ``(I-1)*stride - 2*padding + dilation*(k-1) + output_padding
     + 1`` voxels. Sums are kept in float32 (in float64 for float64) and rounded once.
 
-    All tensors are on the CPU and of one type: float32, float64, float16 or bfloat16. Under
-    ``torch.autocast`` they are cast as PyTorch casts them. The output has the memory format that
-    PyTorch's would have. There are no gradients yet.
+    All tensors are on one device, the CPU or a CUDA GPU, and of one type: float32, float64, float16
+    or bfloat16. Under ``torch.autocast`` they are cast as PyTorch casts them. The output has the
+    memory format that PyTorch's would have. There are no gradients yet.
+
+    On a GPU the call returns once its kernels are queued on the current stream; after a first call
+    like it, it may be captured in a CUDA graph. Where volup has no kernels for the GPU or its
+    driver, PyTorch's operators compute, with gradients, and a ``RuntimeWarning`` says why once.
 
     Args:
         input: [N, Cin, D, H, W], or [Cin, D, H, W] without a batch. Contiguous and channels_last_3d
@@ -48,8 +52,10 @@ def conv_transpose3d(
         output_padding: Voxels added at the far side; smaller than the stride or the dilation.
         groups: Independent convolutions side by side in the channels.
         dilation: Distance between the kernel's taps.
-        precision: "ieee", "tf32" or None (follow PyTorch's flags). It concerns GPUs; the CPU always
-            computes in full precision.
+        precision: How exact products of float32 are on a GPU: "ieee" as exact as float32, "tf32"
+            with factors rounded to 11 significant bits, None as PyTorch's flags let cuDNN convolve
+            (``torch.backends.cudnn.conv.fp32_precision``, or ``torch.backends.cudnn.allow_tf32``).
+            The CPU always computes in full precision.
 
     Returns:
         [N, Cout, D, H, W], or [Cout, D, H, W] without a batch; never a view of the input.
@@ -243,7 +249,7 @@ def _forward(
     )
     if not on_cuda:
         return _forward_cpu(block, tensors, given[1])
-    steps = (activation, norm_groups, eps, post_activation)
+    _memory.check_fit(block, tensors)
     if obstacle is None:
         integers = _native.integers(stride, padding, output_padding, groups, dilation, norm_groups)
         try:
@@ -253,7 +259,7 @@ def _forward(
         except _native.NoEngineError as error:
             obstacle = str(error)
     _cuda.warn(obstacle)
-    return compose(block, tensors, *steps, precision)
+    return compose(block, tensors, activation, norm_groups, eps, post_activation, precision)
 
 
 def _forward_cpu(block: _native.Block, tensors: dict[str, Tensor], packed: Tensor) -> Tensor:

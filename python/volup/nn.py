@@ -299,6 +299,9 @@ def _fused(run: Run, input: Tensor) -> Tensor:
         precision=getattr(conv, "precision", None),
         **run.parameters,
     )
+    if norm is not None and input.is_cuda and torch.is_autocast_enabled("cuda"):
+        # There PyTorch normalizes in float32 and leaves it at that (float64 stays what it is).
+        output = output.to(torch.promote_types(output.dtype, torch.float32))
     if isinstance(norm, torch.nn.InstanceNorm3d):
         # Unlike group norm, it refuses a single voxel whatever the batch, and its result is
         # contiguous whatever its input.
