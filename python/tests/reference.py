@@ -3,6 +3,7 @@
 Values are stored in the input's type (unit roundoff `v`) and summed in float32, or in float64 for
 float64 (unit roundoff `u`, to which float64's own is added for the oracle's rounding).
 
+- A GPU may round factors first (TF32: unit roundoff `r`), which is off by (2r + r^2) * (|x| conv |w|).
 - A sum of n products and a bias is off by at most (n + 2) * u * (|x| conv |w| + |b|).
 - An activation with slopes up to L makes that L times as much, and adds a few u of its own.
 - Storing adds v * |y|, and half of the smallest subnormal number.
@@ -64,7 +65,8 @@ def block(input: Tensor, parameters: dict[str, Tensor | None], spec: dict[str, A
 class Bounded:
     """Values in float64, and a bound for each."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, dtype: torch.dtype, r: float = 0.0) -> None:
+        self.r = r
         accumulator = torch.promote_types(dtype, torch.float32)
         eps = torch.finfo(torch.float64).eps
         self.u = (torch.finfo(accumulator).eps + eps) / 2
@@ -80,6 +82,7 @@ class Bounded:
         )
         terms = F.conv_transpose3d(torch.ones_like(input), torch.ones_like(weight), **conv)
         self.e = (terms + 2) * (self.u * magnitude + self.accumulator_smallest)
+        self.e = self.e + (2 * self.r + self.r**2) * magnitude
 
     def activate(self, activation: Any) -> None:
         if activation is None:
@@ -132,13 +135,16 @@ class Bounded:
 
 
 def expected(
-    input: Tensor, parameters: dict[str, Tensor | None], spec: dict[str, Any]
+    input: Tensor, parameters: dict[str, Tensor | None], spec: dict[str, Any], r: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """The block of the very same (rounded) values in float64, and the bound of each element."""
+    """The block of the very same (rounded) values in float64, and the bound of each element.
+
+    `r` is the unit roundoff of factors that are rounded first.
+    """
     conv = {key: spec[key] for key in ("stride", "padding", "output_padding", "groups", "dilation")}
     exact = {key: None if t is None else t.double() for key, t in parameters.items()}
     batch = input.double() if input.dim() == 5 else input.double().unsqueeze(0)
-    result = Bounded(input.dtype)
+    result = Bounded(input.dtype, r)
     result.convolve(batch.contiguous(), exact["weight"], exact["bias"], **conv)
     result.activate(spec["activation"])
     if spec["norm_groups"] is not None:

@@ -68,7 +68,7 @@ def check_fit(block: _native.Block, tensors: dict[str, Tensor]) -> None:
         return None if tensor is None else (0, tensor.shape, DTYPES[tensor.dtype])
 
     input, weight = tensors["input"], tensors["weight"]
-    batched = input.shape if input.dim() == 5 else torch.Size((1, *input.shape))
+    batched = torch.Size((1, *input.shape)) if input.dim() == 4 else input.shape
     block.check(
         (0, batched, DTYPES[input.dtype]),
         (0, weight.shape, DTYPES[weight.dtype]),
