@@ -3,7 +3,7 @@
 Values are stored in the input's type (unit roundoff `v`) and summed in float32, or in float64 for
 float64 (unit roundoff `u`, to which float64's own is added for the oracle's rounding).
 
-- A GPU may round factors first (TF32: unit roundoff `r`), which is off by (2r + r^2) * (|x| conv |w|).
+- A GPU may round factors first (TF32: unit roundoff `r`): another (2r + r^2) * (|x| conv |w|).
 - A sum of n products and a bias is off by at most (n + 2) * u * (|x| conv |w| + |b|).
 - An activation with slopes up to L makes that L times as much, and adds a few u of its own.
 - Storing adds v * |y|, and half of the smallest subnormal number.
