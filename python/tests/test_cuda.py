@@ -284,10 +284,13 @@ def test_any_strides_and_addresses() -> None:
 
 @pytest.fixture
 def flags() -> Iterator[None]:
-    """Leaves the precision flags as they were."""
+    """Leaves the precision flags as they were.
+
+    They are set below `torch.backends`, which PyTorch's own test helpers freeze on import.
+    """
     before = _compose.flagged_precision()
     yield
-    torch.backends.cudnn.allow_tf32 = before == "tf32"
+    torch._C._set_cudnn_allow_tf32(before == "tf32")
     _compose._set_precision(before)
 
 
@@ -295,11 +298,11 @@ def test_follows_the_flags(flags: None) -> None:
     tensors = example()
     exact, rounded = (block(*tensors, precision=name) for name in ("ieee", "tf32"))
     for allowed, expected in ((True, rounded), (False, exact), (True, rounded)):
-        torch.backends.cudnn.allow_tf32 = allowed
+        torch._C._set_cudnn_allow_tf32(allowed)
         assert torch.equal(block(*tensors), expected)
     if _compose._get_precision is not None:
         for name, expected in (("ieee", exact), ("tf32", rounded)):
-            torch.backends.cudnn.conv.fp32_precision = name
+            _compose._set_precision(name)
             assert torch.equal(block(*tensors), expected)
 
 
