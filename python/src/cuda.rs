@@ -6,10 +6,9 @@ use crate::error::raised;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use volup::{DType, Precision};
-use volup_cuda::{Device, Forward, Pointers, Stream};
+use volup_cuda::{Device, Forward, Manifest, Pointers, Stream};
 
 /// What every address is a multiple of: kernels read several elements at once.
 const ALIGNMENT: u64 = 16;
@@ -17,6 +16,7 @@ const ALIGNMENT: u64 = 16;
 /// A block planned for one shape, type and device; run any number of times.
 #[pyclass(frozen, module = "volup._native")]
 pub(crate) struct CudaForward {
+    device: Arc<Device>,
     forward: Forward,
     presence: Presence,
 }
@@ -54,13 +54,15 @@ impl CudaForward {
             got => return Err(PyValueError::new_err(format!("no such precision: {got:?}"))),
         };
         let (input, output) = (format(input_channels_last), format(output_channels_last));
-        let forward = py
+        let (device, forward) = py
             .detach(|| {
-                Forward::new(&device(ordinal)?, &spec, &geometry, dtype, precision, input, output, None)
+                let device = device(ordinal)?;
+                let forward = Forward::new(&device, &spec, &geometry, dtype, precision, input, output, None)?;
+                Ok((device, forward))
             })
             .map_err(raised)?;
         let affine = spec.norm().is_some_and(|norm| norm.affine());
-        Ok(CudaForward { forward, presence: Presence { bias: spec.conv().has_bias(), affine } })
+        Ok(CudaForward { device, forward, presence: Presence { bias: spec.conv().has_bias(), affine } })
     }
 
     /// Bytes of scratch memory that a run needs.
@@ -106,7 +108,8 @@ impl CudaForward {
         // shapes, types and formats it has compared with the plan's; the output and the workspace are
         // fresh from torch.empty. The stream is PyTorch's current one on that device, which PyTorch
         // never destroys, and on which its allocator hands the memory out again only in stream order.
-        py.detach(|| unsafe { self.forward.run(&pointers, &Stream::borrowed(stream)) }).map_err(raised)
+        py.detach(|| unsafe { self.forward.run(&pointers, &Stream::borrowed(&self.device, stream)) })
+            .map_err(raised)
     }
 }
 
@@ -149,14 +152,9 @@ pub(crate) fn integers<'py>(
     Ok(PyBytes::new(py, bytemuck::cast_slice(&values)))
 }
 
-/// A device, opened once.
+/// A device that the engine has kernels for.
 fn device(ordinal: usize) -> volup::Result<Arc<Device>> {
-    static DEVICES: Mutex<BTreeMap<usize, Arc<Device>>> = Mutex::new(BTreeMap::new());
-    let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(device) = devices.get(&ordinal) {
-        return Ok(device.clone());
-    }
     let device = Device::open(ordinal)?;
-    devices.insert(ordinal, device.clone());
+    Manifest::embedded().for_device(device.info())?;
     Ok(device)
 }

@@ -39,8 +39,9 @@ pub(super) fn step(context: Context<'_>, control: Option<u64>) -> Result<Step> {
         None => [Argument::Pointer(Buffer::Input, 0), 0.into(), 0.into()],
     };
     let [control, small_limit, guarded] = control;
-    let mut arguments: Vec<Argument> =
-        [Buffer::Input, Buffer::Weight, Buffer::Bias, Buffer::Output].map(|buffer| Argument::Pointer(buffer, 0)).into();
+    let mut arguments: Vec<Argument> = [Buffer::Input, Buffer::Weight, Buffer::Bias, Buffer::Output]
+        .map(|buffer| Argument::Pointer(buffer, 0))
+        .into();
     arguments.extend([control, i32::from(conv.has_bias()).into(), guarded, small_limit]);
     let groups = conv.groups();
     let in_per_group = conv.in_channels() / groups;

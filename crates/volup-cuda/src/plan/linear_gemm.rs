@@ -187,13 +187,13 @@ impl<'a> Linear<'a> {
         let (slice_in, slice_out) = (conv.in_channels() / slices, conv.out_channels() / slices);
         // Taps along width: in one run of the reduction, or one after another.
         let far = width.reach;
-        let offsets =
-            (0..width.axis.kernel).map(|t| t * width.axis.dilation / width.axis.stride);
+        let offsets = (0..width.axis.kernel).map(|t| t * width.axis.dilation / width.axis.stride);
         let apart = offsets.fold(0, gcd).max(1);
         if windowed && slices > 1 {
             return None;
         }
-        let slice_pitch = if slices > 1 { slice_in.next_multiple_of(k) } else { slice_in.next_multiple_of(8) };
+        let slice_pitch =
+            if slices > 1 { slice_in.next_multiple_of(k) } else { slice_in.next_multiple_of(8) };
         let pitch = slices * slice_pitch;
         let (window, w_steps, w_step) =
             if windowed { ((far + 1) * pitch, 1, 0) } else { (pitch, far / apart + 1, apart) };
@@ -431,7 +431,8 @@ impl<'a> Linear<'a> {
         let last = i64::from(request.input_format == MemoryFormat::ChannelsLast3d);
         let name = format!("pack_input_{}", self.operand.name());
         // The narrowest tile of channels that holds all of them, or the widest.
-        let kernels = context.kernels(&name, types).filter(|kernel| kernel.param("CHANNELS_LAST") == Some(last));
+        let kernels =
+            context.kernels(&name, types).filter(|kernel| kernel.param("CHANNELS_LAST") == Some(last));
         let width = |kernel: &&Variant| kernel.param("BC").unwrap_or(1) as usize;
         let enough = |kernel: &&Variant| (width(kernel) < self.pitch, width(kernel).abs_diff(self.pitch));
         let variant = kernels.min_by_key(enough).copied();
