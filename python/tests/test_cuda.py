@@ -200,6 +200,7 @@ def test_runs_after_what_was_queued_before() -> None:
     assert torch.equal(got, expected)
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_waits_for_nothing() -> None:
     x, w, b = example()
     block(x, w, b)

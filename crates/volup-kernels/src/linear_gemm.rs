@@ -23,6 +23,14 @@
 //!
 //! Rows that are no position (gaps) and columns that are no channel are computed and dropped.
 //!
+//! # Stores
+//!
+//! Neighbouring threads take neighbours along a pointer tile's first dimension, unless the compiler
+//! knows what lies together. `STORE` says: 0, any NCDHW, an element at a time; 1, any NDHWC; 2, NDHWC
+//! whose channels and slices are multiples of 8, the slices or residues along width one alone: 16
+//! bytes at a time; 3, NCDHW where every position is an output (stride 1, no padding) and a sample's
+//! voxels are a multiple of 8: likewise. 2 and 3 ask for a y that starts at a multiple of 16 bytes.
+//!
 //! # Numbers
 //!
 //! `half`: f16 or bf16 operands. `tf32`: float32 rounded by the pack. `split`: float32 as two fp16
@@ -82,7 +90,7 @@ pub mod linear_gemm {
     }
 
     /// Adds the bias, applies the activation, and writes a tile's rows and columns that exist to y.
-    unsafe fn finish<T: ElementType, const BM: i32, const BN: i32, const CHANNELS_FIRST: i32, const TRANSPOSE: i32>(
+    unsafe fn finish<T: ElementType, const BM: i32, const BN: i32, const CHANNELS_FIRST: i32, const STORE: i32>(
         acc: Tile<f32, { [BM, BN] }>,
         bias: *mut T,
         y: *mut T,
@@ -167,8 +175,8 @@ pub mod linear_gemm {
         let row_here: Tile<bool, { [BM] }> = row_here & d_here & h_here;
 
         // Offsets are 32-bit from the tile's first sample on; where that sample starts is 64-bit.
-        let n0: i32 = row0 / (pd * ph * pw);
-        let row_at: Tile<i32, { [BM] }> = (n - broadcast_scalar(n0, shape![BM])) * broadcast_scalar(y_n, shape![BM])
+        let n_first: i32 = row0 / (pd * ph * pw);
+        let row_at: Tile<i32, { [BM] }> = (n - broadcast_scalar(n_first, shape![BM])) * broadcast_scalar(y_n, shape![BM])
             + od * broadcast_scalar(y_d, shape![BM])
             + oh * broadcast_scalar(y_h, shape![BM])
             + ow * broadcast_scalar(y_w, shape![BM]);
@@ -176,12 +184,67 @@ pub mod linear_gemm {
 
         let p: PointerTile<*mut T, { [] }> = pointer_to_tile(y);
         let p: PointerTile<*mut T, { [1, 1] }> = p.reshape(shape![1, 1]);
-        let n0: Tile<i32, { [1, 1] }> = broadcast_scalar(n0, shape![1, 1]);
+        let n0: Tile<i32, { [1, 1] }> = broadcast_scalar(n_first, shape![1, 1]);
         let n0: Tile<i64, { [1, 1] }> = exti(n0);
         let sample: Tile<i32, { [1, 1] }> = broadcast_scalar(y_n, shape![1, 1]);
         let sample: Tile<i64, { [1, 1] }> = exti(sample);
         let p: PointerTile<*mut T, { [1, 1] }> = p.offset_tile(n0 * sample);
-        if TRANSPOSE == 1i32 {
+        if STORE == 3i32 {
+            // NCDHW where positions are outputs: rows lie as y does, from one sample to its end.
+            let voxels: i32 = unsafe { assume_div_by::<_, 8>(pd * ph * pw) };
+            let rest: i32 = unsafe { assume_div_by::<_, 8>(y_n - voxels) };
+            let crossed: Tile<i32, { [BM] }> = (n - broadcast_scalar(n_first, shape![BM])) * broadcast_scalar(rest, shape![BM]);
+            let crossed: Tile<i32, { [BM] }> = unsafe { assume_div_by::<_, 8>(crossed) };
+            let crossed: Tile<i32, { [BM] }> = unsafe { assume_same_elements_1d::<_, 8>(crossed) };
+            let first: i32 = unsafe { assume_div_by::<_, 8>(row0 - n_first * voxels) };
+            let row_at: Tile<i32, { [BM] }> = iota(shape![BM]);
+            let row_at: Tile<i32, { [BM] }> = row_at + broadcast_scalar(first, shape![BM]) + crossed;
+            let column_at: Tile<i32, { [BN] }> = co * broadcast_scalar(voxels, shape![BN]);
+            let column_at: Tile<i32, { [BN] }> = unsafe { assume_div_by::<_, 8>(column_at) };
+            let row_in: Tile<bool, { [BM] }> = lt_tile(row, broadcast_scalar(rows, shape![BM]));
+            let here: Tile<bool, { [BN, BM] }> = row_in.reshape(shape![1, BM]).broadcast(shape![BN, BM])
+                & column_here.reshape(shape![BN, 1]).broadcast(shape![BN, BM]);
+            let one: Tile<i32, { [BN, BM] }> = constant(1i32, shape![BN, BM]);
+            let zero: Tile<i32, { [BN, BM] }> = constant(0i32, shape![BN, BM]);
+            let here: Tile<i32, { [BN, BM] }> = select(here, one, zero);
+            let here: Tile<i32, { [BN, BM] }> = unsafe { assume_same_elements_2d::<_, 1, 8>(here) };
+            let here: Tile<bool, { [BN, BM] }> = ne_tile(here, zero);
+            let at: Tile<i32, { [BN, BM] }> = row_at.reshape(shape![1, BM]).broadcast(shape![BN, BM])
+                + column_at.reshape(shape![BN, 1]).broadcast(shape![BN, BM]);
+            let p: PointerTile<*mut T, { [1, 1] }> = unsafe { assume_div_by::<_, 16>(p) };
+            let p: PointerTile<*mut T, { [BN, BM] }> = p.broadcast(shape![BN, BM]);
+            let p: PointerTile<*mut T, { [BN, BM] }> = p.offset_tile(at);
+            let turned: Tile<T, { [BN, BM] }> = o.transpose();
+            let _t: Token = unsafe {
+                store_ptr_tko(p, turned, ordering::Weak, None::<scope::TileBlock>, Some(here), None, Latency::<0>)
+            };
+        } else if STORE == 2i32 {
+            // NDHWC whose rows of channels are whole vectors: columns lie as y does.
+            let row_at: Tile<i32, { [BM] }> = unsafe { assume_div_by::<_, 8>(row_at) };
+            let first: i32 = unsafe { assume_div_by::<_, 8>(slice * channels + column0) };
+            let column_at: Tile<i32, { [BN] }> = iota(shape![BN]);
+            let column_at: Tile<i32, { [BN] }> = column_at + broadcast_scalar(first, shape![BN]);
+            let w_at: Tile<i32, { [BM, BN] }> = ow.reshape(shape![BM, 1]).broadcast(shape![BM, BN])
+                + rw.reshape(shape![1, BN]).broadcast(shape![BM, BN]);
+            let zero: Tile<i32, { [BM, BN] }> = constant(0i32, shape![BM, BN]);
+            let w_here: Tile<bool, { [BM, BN] }> = ge_tile(w_at, zero)
+                & lt_tile(w_at, broadcast_scalar(w_out, shape![BM, BN]));
+            let here: Tile<bool, { [BM, BN] }> = row_here.reshape(shape![BM, 1]).broadcast(shape![BM, BN])
+                & column_here.reshape(shape![1, BN]).broadcast(shape![BM, BN])
+                & w_here;
+            let one: Tile<i32, { [BM, BN] }> = constant(1i32, shape![BM, BN]);
+            let here: Tile<i32, { [BM, BN] }> = select(here, one, zero);
+            let here: Tile<i32, { [BM, BN] }> = unsafe { assume_same_elements_2d::<_, 1, 8>(here) };
+            let here: Tile<bool, { [BM, BN] }> = ne_tile(here, zero);
+            let at: Tile<i32, { [BM, BN] }> = row_at.reshape(shape![BM, 1]).broadcast(shape![BM, BN])
+                + column_at.reshape(shape![1, BN]).broadcast(shape![BM, BN]);
+            let p: PointerTile<*mut T, { [1, 1] }> = unsafe { assume_div_by::<_, 16>(p) };
+            let p: PointerTile<*mut T, { [BM, BN] }> = p.broadcast(shape![BM, BN]);
+            let p: PointerTile<*mut T, { [BM, BN] }> = p.offset_tile(at);
+            let _t: Token = unsafe {
+                store_ptr_tko(p, o, ordering::Weak, None::<scope::TileBlock>, Some(here), None, Latency::<0>)
+            };
+        } else if STORE == 1i32 {
             let here: Tile<bool, { [BN, BM] }> = row_here.reshape(shape![1, BM]).broadcast(shape![BN, BM])
                 & column_here.reshape(shape![BN, 1]).broadcast(shape![BN, BM]);
             let w_at: Tile<i32, { [BN, BM] }> = ow.reshape(shape![1, BM]).broadcast(shape![BN, BM])
@@ -193,9 +256,9 @@ pub mod linear_gemm {
                 + column_at.reshape(shape![BN, 1]).broadcast(shape![BN, BM]);
             let p: PointerTile<*mut T, { [BN, BM] }> = p.broadcast(shape![BN, BM]);
             let p: PointerTile<*mut T, { [BN, BM] }> = p.offset_tile(at);
-            let o: Tile<T, { [BN, BM] }> = o.transpose();
+            let turned: Tile<T, { [BN, BM] }> = o.transpose();
             let _t: Token = unsafe {
-                store_ptr_tko(p, o, ordering::Weak, None::<scope::TileBlock>, Some(here & w_here), None, Latency::<0>)
+                store_ptr_tko(p, turned, ordering::Weak, None::<scope::TileBlock>, Some(here & w_here), None, Latency::<0>)
             };
         } else {
             let here: Tile<bool, { [BM, BN] }> = row_here.reshape(shape![BM, 1]).broadcast(shape![BM, BN])
@@ -217,7 +280,7 @@ pub mod linear_gemm {
 
     /// f16 or bf16, in and out.
     #[cutile::entry()]
-    unsafe fn linear_gemm_half<T: ElementType, const BM: i32, const BN: i32, const BK: i32, const CHANNELS_FIRST: i32, const TRANSPOSE: i32>(
+    unsafe fn linear_gemm_half<T: ElementType, const BM: i32, const BN: i32, const BK: i32, const CHANNELS_FIRST: i32, const STORE: i32>(
         a: *mut T,
         b: *mut T,
         bias: *mut T,
@@ -305,7 +368,7 @@ pub mod linear_gemm {
             let tb: Tile<T, { [BN, BK] }> = load_view_tko(&bp, [column, kc], ordering::Weak, scope::TileBlock, None, tma::Enabled);
             acc = mmaf(ta, tb.transpose(), acc);
         }
-        finish::<T, BM, BN, CHANNELS_FIRST, TRANSPOSE>(
+        finish::<T, BM, BN, CHANNELS_FIRST, STORE>(
             acc, bias, y, row0, (jn % blocks) * BN, slice, rd, rh, rows, pd, ph, pw, d_stride, d_shift, d_out, h_stride, h_shift, h_out,
             w_stride, w_shift, w_out, channels, y_n, y_c, y_d, y_h, y_w, has_bias, activation, slope,
         );
@@ -313,7 +376,7 @@ pub mod linear_gemm {
 
     /// float32 that the pack rounded to tf32.
     #[cutile::entry()]
-    unsafe fn linear_gemm_tf32<const BM: i32, const BN: i32, const BK: i32, const CHANNELS_FIRST: i32, const TRANSPOSE: i32>(
+    unsafe fn linear_gemm_tf32<const BM: i32, const BN: i32, const BK: i32, const CHANNELS_FIRST: i32, const STORE: i32>(
         a: *mut f32,
         b: *mut f32,
         bias: *mut f32,
@@ -403,7 +466,7 @@ pub mod linear_gemm {
             let tb: Tile<tf32, { [BN, BK] }> = convert_tile(tb);
             acc = mmaf(ta, tb.transpose(), acc);
         }
-        finish::<f32, BM, BN, CHANNELS_FIRST, TRANSPOSE>(
+        finish::<f32, BM, BN, CHANNELS_FIRST, STORE>(
             acc, bias, y, row0, (jn % blocks) * BN, slice, rd, rh, rows, pd, ph, pw, d_stride, d_shift, d_out, h_stride, h_shift, h_out,
             w_stride, w_shift, w_out, channels, y_n, y_c, y_d, y_h, y_w, has_bias, activation, slope,
         );
@@ -412,7 +475,7 @@ pub mod linear_gemm {
     /// float32 as two fp16 parts: the second of A starts `lo_rows` rows after the first, with zeros
     /// between them, that of B follows the first. `scale_x` is 2^-ex, `scale_w` 2^-ew of each column.
     #[cutile::entry()]
-    unsafe fn linear_gemm_split<const BM: i32, const BN: i32, const BK: i32, const PROM: i32, const CHANNELS_FIRST: i32, const TRANSPOSE: i32>(
+    unsafe fn linear_gemm_split<const BM: i32, const BN: i32, const BK: i32, const PROM: i32, const CHANNELS_FIRST: i32, const STORE: i32>(
         a: *mut f16,
         b: *mut f16,
         scale_x: *mut f32,
@@ -537,7 +600,7 @@ pub mod linear_gemm {
         let low: Tile<f32, { [BM, BN] }> = constant(0.00048828125f32, shape![BM, BN]);
         let total: Tile<f32, { [BM, BN] }> = total + cross * low;
         let total: Tile<f32, { [BM, BN] }> = total * sx.broadcast(shape![BM, BN]) * sw.reshape(shape![1, BN]).broadcast(shape![BM, BN]);
-        finish::<f32, BM, BN, CHANNELS_FIRST, TRANSPOSE>(
+        finish::<f32, BM, BN, CHANNELS_FIRST, STORE>(
             total, bias, y, row0, (jn % blocks) * BN, slice, rd, rh, rows, pd, ph, pw, d_stride, d_shift, d_out, h_stride, h_shift, h_out,
             w_stride, w_shift, w_out, channels, y_n, y_c, y_d, y_h, y_w, has_bias, activation, slope,
         );

@@ -107,6 +107,25 @@ fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
+/// Whether a kernel's way to store y fits: by single elements always, by vectors where they are whole.
+fn stores(kernel: &Variant, context: Context<'_>, axes: &[LinearAxis; 3], slices: usize) -> bool {
+    let conv = context.request.geometry.conv();
+    let vectors = |size: usize| size.is_multiple_of(8);
+    match kernel.param("STORE") {
+        Some(2) => {
+            let slice = conv.out_channels() / slices;
+            vectors(slice) && vectors(conv.out_channels()) && (slices == 1 || axes[2].axis.stride == 1)
+        }
+        Some(3) => {
+            let is_output = |axis: &LinearAxis| {
+                axis.axis.stride == 1 && axis.axis.padding == 0 && axis.pitch == axis.axis.output
+            };
+            axes.iter().all(is_output) && vectors(context.request.geometry.output_voxels())
+        }
+        _ => true,
+    }
+}
+
 /// A plan of this family.
 pub(super) struct Linear<'a> {
     operand: Operand,
@@ -189,6 +208,9 @@ impl<'a> Linear<'a> {
         let tile = [size("BM")?, size("BN")?, size("BK")?];
         let [m, n, k] = tile;
         let axes = geometry.axes().map(LinearAxis::new);
+        if !stores(kernel, context, &axes, slices) {
+            return None;
+        }
         let [depth, height, width] = &axes;
         let (slice_in, slice_out) = (conv.in_channels() / slices, conv.out_channels() / slices);
         // Taps along width: in one run of the reduction, or one after another.
@@ -253,12 +275,13 @@ impl<'a> Linear<'a> {
         let compute = 2.0 * work / (efficiency * operand.rate() * context.device.multiprocessors as f64 * full);
         let element = context.request.dtype.size() as f64;
         let output = (geometry.batch() * sample) as f64 * element;
+        let per_element = if matches!(kernel.param("STORE"), Some(2 | 3)) { 0.1e-9 } else { 0.4e-9 };
         // A tile's fixed cost, which short reductions add up to.
-        let fixed = (tiles * parts) as f64 * (1.5e-6 + m as f64 * n as f64 * 0.4e-9)
+        let fixed = (tiles * parts) as f64 * (1.5e-6 + (m * n) as f64 * per_element)
             / context.device.multiprocessors as f64;
         let moved = output + (geometry.batch() * (input * context.request.dtype.size() + 2 * packed)) as f64;
         let launches = (parts * if operand == Operand::Split { 3 } else { 2 } + 4) as f64 * LAUNCH;
-        let seconds = compute.max(output / BANDWIDTH).max(fixed) + (moved - output) / BANDWIDTH + launches;
+        let seconds = compute.max(output / BANDWIDTH) + fixed / 2.0 + (moved - output) / BANDWIDTH + launches;
         Some(Linear {
             operand,
             kernel,
