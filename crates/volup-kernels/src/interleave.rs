@@ -511,21 +511,20 @@ pub mod interleave {
                 let jn: i32 = item - tap * blocks;
                 let td: i32 = tap / h_stride;
                 let th: i32 = tap - td * h_stride;
-                let mut sum: Tile<f32, { [BM, BN] }> = constant(0.0f32, shape![BM, BN]);
+                let mut sum: Tile<f32, { [BN, BM] }> = constant(0.0f32, shape![BN, BM]);
                 for kc in 0i32..chunks {
                     let xt: Tile<T, { [1, BK, TH, TW] }> = load_view_tko(&xp, [sample, kc, id * tiles_h + ih, jw], ordering::Weak, scope::TileBlock, None, tma::Enabled);
                     let xt: Tile<T, { [BK, BM] }> = xt.reshape(shape![BK, BM]);
-                    let xt: Tile<T, { [BM, BK] }> = xt.transpose();
                     let wt: Tile<T, { [BN, BK] }> = load_view_tko(&wp, [item, kc], ordering::Weak, scope::TileBlock, None, tma::Enabled);
-                    sum = mmaf(xt, wt.transpose(), sum);
+                    sum = mmaf(wt, xt, sum);
                 }
-                let v: Tile<f32, { [BM, BN] }> = sum;
+                let v: Tile<f32, { [BN, BM] }> = sum;
                 let b: Tile<f32, { [BN] }> = column_bias::<T, BN, 0>(bias, jn, cout, w_stride, has_bias);
-                let v: Tile<f32, { [BM, BN] }> = v + b.reshape(shape![1, BN]).broadcast(shape![BM, BN]);
-                let v: Tile<f32, { [BM, BN] }> = activate::<f32, 0, BM, BN>(v, activation, slope);
-                let o: Tile<T, { [BM, BN] }> = convert_tile(v);
-                let o: Tile<T, { [BM, CO, 2] }> = o.reshape(shape![BM, CO, 2]);
-                let o: Tile<T, { [CO, BM, 2] }> = permute(o, const_array![1, 0, 2]);
+                let v: Tile<f32, { [BN, BM] }> = v + b.reshape(shape![BN, 1]).broadcast(shape![BN, BM]);
+                let v: Tile<f32, { [BN, BM] }> = activate::<f32, 0, BN, BM>(v, activation, slope);
+                let o: Tile<T, { [BN, BM] }> = convert_tile(v);
+                let o: Tile<T, { [CO, 2, BM] }> = o.reshape(shape![CO, 2, BM]);
+                let o: Tile<T, { [CO, BM, 2] }> = permute(o, const_array![0, 2, 1]);
                 let o: Tile<T, { [1, CO, TH, 1, TW2] }> = o.reshape(shape![1, CO, TH, 1, TW2]);
                 let _t: Token = unsafe {
                     store_view_raw(&yv, o, [sample, jn, (id * d_stride + td) * tiles_h + ih, th, jw], None, ordering::Weak, scope::TileBlock, tma::Enabled, None, [false, false, false, false, false])
@@ -772,24 +771,23 @@ pub mod interleave {
                 let jn: i32 = item - tap * blocks;
                 let td: i32 = tap / h_stride;
                 let th: i32 = tap - td * h_stride;
-                let mut sum: Tile<f32, { [BM, BN] }> = constant(0.0f32, shape![BM, BN]);
+                let mut sum: Tile<f32, { [BN, BM] }> = constant(0.0f32, shape![BN, BM]);
                 for kc in 0i32..chunks {
                     let xt: Tile<f32, { [1, BK, TH, TW] }> = load_view_tko(&xp, [sample, kc, id * tiles_h + ih, jw], ordering::Weak, scope::TileBlock, None, tma::Enabled);
                     let xt: Tile<f32, { [BK, BM] }> = xt.reshape(shape![BK, BM]);
-                    let xt: Tile<f32, { [BM, BK] }> = xt.transpose();
-                    let xt: Tile<f32, { [BM, BK] }> = round_tf32(xt);
-                    let xt: Tile<tf32, { [BM, BK] }> = convert_tile(xt);
+                    let xt: Tile<f32, { [BK, BM] }> = round_tf32(xt);
+                    let xt: Tile<tf32, { [BK, BM] }> = convert_tile(xt);
                     let wt: Tile<f32, { [BN, BK] }> = load_view_tko(&wp, [item, kc], ordering::Weak, scope::TileBlock, None, tma::Enabled);
                     let wt: Tile<tf32, { [BN, BK] }> = convert_tile(wt);
-                    sum = mmaf(xt, wt.transpose(), sum);
+                    sum = mmaf(wt, xt, sum);
                 }
-                let v: Tile<f32, { [BM, BN] }> = sum;
+                let v: Tile<f32, { [BN, BM] }> = sum;
                 let b: Tile<f32, { [BN] }> = column_bias::<f32, BN, 0>(bias, jn, cout, w_stride, has_bias);
-                let v: Tile<f32, { [BM, BN] }> = v + b.reshape(shape![1, BN]).broadcast(shape![BM, BN]);
-                let v: Tile<f32, { [BM, BN] }> = activate::<f32, 0, BM, BN>(v, activation, slope);
-                let o: Tile<f32, { [BM, BN] }> = v;
-                let o: Tile<f32, { [BM, CO, 2] }> = o.reshape(shape![BM, CO, 2]);
-                let o: Tile<f32, { [CO, BM, 2] }> = permute(o, const_array![1, 0, 2]);
+                let v: Tile<f32, { [BN, BM] }> = v + b.reshape(shape![BN, 1]).broadcast(shape![BN, BM]);
+                let v: Tile<f32, { [BN, BM] }> = activate::<f32, 0, BN, BM>(v, activation, slope);
+                let o: Tile<f32, { [BN, BM] }> = v;
+                let o: Tile<f32, { [CO, 2, BM] }> = o.reshape(shape![CO, 2, BM]);
+                let o: Tile<f32, { [CO, BM, 2] }> = permute(o, const_array![0, 2, 1]);
                 let o: Tile<f32, { [1, CO, TH, 1, TW2] }> = o.reshape(shape![1, CO, TH, 1, TW2]);
                 let _t: Token = unsafe {
                     store_view_raw(&yv, o, [sample, jn, (id * d_stride + td) * tiles_h + ih, th, jw], None, ordering::Weak, scope::TileBlock, tma::Enabled, None, [false, false, false, false, false])
@@ -1077,39 +1075,37 @@ pub mod interleave {
                 let jn: i32 = item - tap * blocks;
                 let td: i32 = tap / h_stride;
                 let th: i32 = tap - td * h_stride;
-                let mut sum: Tile<f32, { [BM, BN] }> = constant(0.0f32, shape![BM, BN]);
-                let mut cross: Tile<f32, { [BM, BN] }> = constant(0.0f32, shape![BM, BN]);
+                let mut sum: Tile<f32, { [BN, BM] }> = constant(0.0f32, shape![BN, BM]);
+                let mut cross: Tile<f32, { [BN, BM] }> = constant(0.0f32, shape![BN, BM]);
                 for kc in 0i32..chunks {
                     let xt: Tile<f32, { [1, BK, TH, TW] }> = load_view_tko(&xp, [sample, kc, id * tiles_h + ih, jw], ordering::Weak, scope::TileBlock, None, tma::Enabled);
                     let xt: Tile<f32, { [BK, BM] }> = xt.reshape(shape![BK, BM]);
-                    let xt: Tile<f32, { [BM, BK] }> = xt.transpose();
-                    let xt: Tile<f32, { [BM, BK] }> = xt * up.reshape(shape![1, 1]).broadcast(shape![BM, BK]);
-                    let xh: Tile<f16, { [BM, BK] }> = upper(xt);
-                    let xl: Tile<f16, { [BM, BK] }> = lower(xt, xh);
+                    let xt: Tile<f32, { [BK, BM] }> = xt * up.reshape(shape![1, 1]).broadcast(shape![BK, BM]);
+                    let xh: Tile<f16, { [BK, BM] }> = upper(xt);
+                    let xl: Tile<f16, { [BK, BM] }> = lower(xt, xh);
                     if item == 0i32 {
-                        let bits: Tile<i32, { [BM, BK] }> = magnitude_2(xt);
-                        let bits: Tile<i32, { [BM] }> = reduce_max(bits, 1i32);
+                        let bits: Tile<i32, { [BK, BM] }> = magnitude_2(xt);
+                        let bits: Tile<i32, { [BM] }> = reduce_max(bits, 0i32);
                         count_coarse(bits, control);
                     }
                     let wh: Tile<f16, { [BN, BK] }> = load_view_tko(&wp, [item, kc], ordering::Weak, scope::TileBlock, None, tma::Enabled);
                     let wl: Tile<f16, { [BN, BK] }> = load_view_tko(&wp, [item + items, kc], ordering::Weak, scope::TileBlock, None, tma::Enabled);
-                    let wh: Tile<f16, { [BK, BN] }> = wh.transpose();
-                    cross = mmaf(xl, wh, cross);
-                    cross = mmaf(xh, wl.transpose(), cross);
-                    let zero: Tile<f32, { [BM, BN] }> = constant(0.0f32, shape![BM, BN]);
-                    let part: Tile<f32, { [BM, BN] }> = mmaf(xh, wh, zero);
+                    cross = mmaf(wh, xl, cross);
+                    cross = mmaf(wl, xh, cross);
+                    let zero: Tile<f32, { [BN, BM] }> = constant(0.0f32, shape![BN, BM]);
+                    let part: Tile<f32, { [BN, BM] }> = mmaf(wh, xh, zero);
                     sum = sum + part;
                 }
-                let low: Tile<f32, { [BM, BN] }> = constant(0.00048828125f32, shape![BM, BN]);
+                let low: Tile<f32, { [BN, BM] }> = constant(0.00048828125f32, shape![BN, BM]);
                 let back: Tile<f32, { [BN] }> = column_scale::<BN>(scale_w, jn);
-                let v: Tile<f32, { [BM, BN] }> = (sum + cross * low) * down.reshape(shape![1, 1]).broadcast(shape![BM, BN]);
-                let v: Tile<f32, { [BM, BN] }> = v * back.reshape(shape![1, BN]).broadcast(shape![BM, BN]);
+                let v: Tile<f32, { [BN, BM] }> = (sum + cross * low) * down.reshape(shape![1, 1]).broadcast(shape![BN, BM]);
+                let v: Tile<f32, { [BN, BM] }> = v * back.reshape(shape![BN, 1]).broadcast(shape![BN, BM]);
                 let b: Tile<f32, { [BN] }> = column_bias::<f32, BN, 0>(bias, jn, cout, w_stride, has_bias);
-                let v: Tile<f32, { [BM, BN] }> = v + b.reshape(shape![1, BN]).broadcast(shape![BM, BN]);
-                let v: Tile<f32, { [BM, BN] }> = activate::<f32, 0, BM, BN>(v, activation, slope);
-                let o: Tile<f32, { [BM, BN] }> = v;
-                let o: Tile<f32, { [BM, CO, 2] }> = o.reshape(shape![BM, CO, 2]);
-                let o: Tile<f32, { [CO, BM, 2] }> = permute(o, const_array![1, 0, 2]);
+                let v: Tile<f32, { [BN, BM] }> = v + b.reshape(shape![BN, 1]).broadcast(shape![BN, BM]);
+                let v: Tile<f32, { [BN, BM] }> = activate::<f32, 0, BN, BM>(v, activation, slope);
+                let o: Tile<f32, { [BN, BM] }> = v;
+                let o: Tile<f32, { [CO, 2, BM] }> = o.reshape(shape![CO, 2, BM]);
+                let o: Tile<f32, { [CO, BM, 2] }> = permute(o, const_array![0, 2, 1]);
                 let o: Tile<f32, { [1, CO, TH, 1, TW2] }> = o.reshape(shape![1, CO, TH, 1, TW2]);
                 let _t: Token = unsafe {
                     store_view_raw(&yv, o, [sample, jn, (id * d_stride + td) * tiles_h + ih, th, jw], None, ordering::Weak, scope::TileBlock, tma::Enabled, None, [false, false, false, false, false])
