@@ -250,7 +250,8 @@ impl<'a> Linear<'a> {
             33..=64 => 0.77,
             _ => 1.0,
         };
-        let compute = 2.0 * work / (efficiency * operand.rate() * context.device.multiprocessors as f64 * full);
+        let compute =
+            2.0 * work / (efficiency * operand.rate() * context.device.multiprocessors as f64 * full);
         let element = context.request.dtype.size() as f64;
         let output = (geometry.batch() * sample) as f64 * element;
         // A tile's fixed cost, which short reductions add up to.
