@@ -93,6 +93,7 @@ pub struct Forward {
 enum Action {
     Clear { at: u64, words: usize },
     Launch { kernel: Kernel, grid: [u32; 3], arguments: Arguments, addresses: Vec<(usize, Buffer, u64)> },
+    Aligned { aligned: Box<Action>, any: Box<Action> },
 }
 
 impl Forward {
@@ -143,25 +144,38 @@ impl Forward {
     pub unsafe fn run(&self, pointers: &Pointers, stream: &Stream) -> Result<()> {
         let _entered = stream.device().enter()?;
         for action in &self.actions {
-            match action {
-                // SAFETY: the plan took these words of the workspace, which the caller answers for.
-                Action::Clear { at, words } => unsafe { stream.fill(pointers.workspace + at, 0, *words) }?,
-                Action::Launch { kernel, grid, arguments, addresses } => {
-                    let mut arguments = arguments.clone();
-                    for &(slot, buffer, offset) in addresses {
-                        arguments.set_pointer(slot, pointers.address(buffer, offset));
-                    }
-                    // SAFETY: the plan gives each kernel the arguments that its file asks for, sized by
-                    // the geometry that the caller's tensors have.
-                    unsafe { launch(*kernel, *grid, &arguments, stream) }?;
-                }
-            }
+            // SAFETY: as of this function.
+            unsafe { action.run(pointers, stream) }?;
         }
         Ok(())
     }
 }
 
 impl Action {
+    /// # Safety
+    /// As [`Forward::run`], of whose actions this is one.
+    unsafe fn run(&self, pointers: &Pointers, stream: &Stream) -> Result<()> {
+        match self {
+            // SAFETY: the plan took these words of the workspace, which the caller answers for.
+            Action::Clear { at, words } => unsafe { stream.fill(pointers.workspace + at, 0, *words) },
+            Action::Launch { kernel, grid, arguments, addresses } => {
+                let mut arguments = arguments.clone();
+                for &(slot, buffer, offset) in addresses {
+                    arguments.set_pointer(slot, pointers.address(buffer, offset));
+                }
+                // SAFETY: the plan gives each kernel the arguments that its file asks for, sized by the
+                // geometry that the caller's tensors have.
+                unsafe { launch(*kernel, *grid, &arguments, stream) }
+            }
+            Action::Aligned { aligned, any } => {
+                let starts = pointers.input | pointers.output;
+                let action = if starts.is_multiple_of(16) { aligned } else { any };
+                // SAFETY: as of this function.
+                unsafe { action.run(pointers, stream) }
+            }
+        }
+    }
+
     fn new(device: &Arc<Device>, step: &Step) -> Result<Action> {
         match step {
             Step::Clear { at, words } => Ok(Action::Clear { at: *at, words: *words }),
@@ -182,6 +196,10 @@ impl Action {
                 }
                 Ok(Action::Launch { kernel, grid: *grid, arguments, addresses })
             }
+            Step::Aligned { aligned, any } => Ok(Action::Aligned {
+                aligned: Box::new(Action::new(device, aligned)?),
+                any: Box::new(Action::new(device, any)?),
+            }),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::inspect::{self, Usage};
 use crate::variants::Variant;
-use crate::{direct, linear_gemm, norm, pack};
+use crate::{direct, interleave, linear_gemm, norm, pack};
 use anyhow::{Context, Result, anyhow, bail};
 use cutile::compile_api::KernelCompiler;
 use cutile::cutile_compiler::ast::Module;
@@ -152,6 +152,7 @@ fn one(
 fn tile_ir(variant: &Variant, arch: &str) -> Result<Vec<u8>> {
     let module: fn() -> Module = match variant.family.as_str() {
         "direct" => direct::direct::__module_ast_self,
+        "interleave" => interleave::interleave::__module_ast_self,
         "linear_gemm" => linear_gemm::linear_gemm::__module_ast_self,
         "norm" => norm::norm::__module_ast_self,
         "pack" => pack::pack::__module_ast_self,

@@ -12,6 +12,8 @@ mod direct;
 #[allow(warnings, clippy::all)]
 mod epilogue;
 #[allow(warnings, clippy::all)]
+mod interleave;
+#[allow(warnings, clippy::all)]
 mod linear_gemm;
 #[allow(warnings, clippy::all)]
 mod norm;

@@ -27,7 +27,7 @@ pub mod pack {
         bits & low
     }
 
-    fn magnitude_2<const R: i32, const C: i32>(x: Tile<f32, { [R, C] }>) -> Tile<i32, { [R, C] }> {
+    pub fn magnitude_2<const R: i32, const C: i32>(x: Tile<f32, { [R, C] }>) -> Tile<i32, { [R, C] }> {
         let bits: Tile<i32, { [R, C] }> = bitcast(x);
         let low: Tile<i32, { [R, C] }> = constant(2147483647i32, shape![R, C]);
         bits & low
@@ -35,7 +35,7 @@ pub mod pack {
 
     /// The exponent that brings a magnitude, given as bits, to [2^14, 2^15), within what float32 can
     /// scale by.
-    fn exponent<const N: i32>(bits: Tile<i32, { [N] }>) -> Tile<i32, { [N] }> {
+    pub fn exponent<const N: i32>(bits: Tile<i32, { [N] }>) -> Tile<i32, { [N] }> {
         let biased: Tile<i32, { [N] }> = bits / broadcast_scalar(8388608i32, shape![N]);
         let want: Tile<i32, { [N] }> = broadcast_scalar(141i32, shape![N]);
         let most: Tile<i32, { [N] }> = broadcast_scalar(120i32, shape![N]);
@@ -43,21 +43,26 @@ pub mod pack {
     }
 
     /// 2^e as float32, for e within [-126, 127].
-    fn power<const N: i32>(e: Tile<i32, { [N] }>) -> Tile<f32, { [N] }> {
+    pub fn power<const N: i32>(e: Tile<i32, { [N] }>) -> Tile<f32, { [N] }> {
         let bias: Tile<i32, { [N] }> = broadcast_scalar(127i32, shape![N]);
         let unit: Tile<i32, { [N] }> = broadcast_scalar(8388608i32, shape![N]);
         bitcast((e + bias) * unit)
     }
 
     /// float32 rounded to tf32, to nearest, ties away from zero; past the largest it stays finite.
-    fn round_tf32<const R: i32, const C: i32>(x: Tile<f32, { [R, C] }>) -> Tile<f32, { [R, C] }> {
+    /// Infinities and NaN stay what they are.
+    pub fn round_tf32<const R: i32, const C: i32>(x: Tile<f32, { [R, C] }>) -> Tile<f32, { [R, C] }> {
         let bits: Tile<i32, { [R, C] }> = bitcast(x);
         let size: Tile<i32, { [R, C] }> = magnitude_2(x);
         let sign: Tile<i32, { [R, C] }> = bits - size;
         let half: Tile<i32, { [R, C] }> = constant(4096i32, shape![R, C]);
         let keep: Tile<i32, { [R, C] }> = constant(-8192i32, shape![R, C]);
         let most: Tile<i32, { [R, C] }> = constant(2139086848i32, shape![R, C]);
-        let size: Tile<i32, { [R, C] }> = mini(mini(size, most) + half, most) & keep;
+        let infinite: Tile<i32, { [R, C] }> = constant(2139095040i32, shape![R, C]);
+        let quiet: Tile<i32, { [R, C] }> = constant(2143289344i32, shape![R, C]);
+        let finite: Tile<i32, { [R, C] }> = mini(mini(size, most) + half, most) & keep;
+        let beyond: Tile<i32, { [R, C] }> = select(gt_tile(size, infinite), quiet, infinite);
+        let size: Tile<i32, { [R, C] }> = select(lt_tile(size, infinite), finite, beyond);
         bitcast(sign + size)
     }
 
@@ -68,7 +73,7 @@ pub mod pack {
     }
 
     /// A control word that an earlier kernel left.
-    unsafe fn read_control(control: *mut i32, at: i32) -> Tile<i32, { [1] }> {
+    pub unsafe fn read_control(control: *mut i32, at: i32) -> Tile<i32, { [1] }> {
         let p: PointerTile<*mut i32, { [1] }> = control_word(control, at);
         let (v, _t): (Tile<i32, { [1] }>, Token) = unsafe {
             load_ptr_tko(p, ordering::Weak, None::<scope::TileBlock>, None, None, None, Latency::<0>)
@@ -83,7 +88,7 @@ pub mod pack {
         };
     }
 
-    unsafe fn count_control(control: *mut i32, at: i32, value: Tile<i32, { [1] }>) {
+    pub unsafe fn count_control(control: *mut i32, at: i32, value: Tile<i32, { [1] }>) {
         let p: PointerTile<*mut i32, { [1] }> = control_word(control, at);
         let (_old, _t): (Tile<i32, { [1] }>, Token) = unsafe {
             atomic_rmw_tko(p, value, atomic::Add, ordering::Relaxed, scope::Device, None, None)

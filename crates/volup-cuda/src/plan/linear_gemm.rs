@@ -272,7 +272,8 @@ impl<'a> Linear<'a> {
             33..=64 => 0.77,
             _ => 1.0,
         };
-        let compute = 2.0 * work / (efficiency * operand.rate() * context.device.multiprocessors as f64 * full);
+        let compute =
+            2.0 * work / (efficiency * operand.rate() * context.device.multiprocessors as f64 * full);
         let element = context.request.dtype.size() as f64;
         let output = (geometry.batch() * sample) as f64 * element;
         let per_element = if matches!(kernel.param("STORE"), Some(2 | 3)) { 0.1e-9 } else { 0.4e-9 };

@@ -4,6 +4,7 @@
 //! tested without a GPU. [`crate::Forward`] runs one.
 
 mod direct;
+mod interleave;
 mod linear_gemm;
 mod norm;
 #[cfg(test)]
@@ -91,6 +92,13 @@ pub enum Step {
         /// What it is given, in its order.
         arguments: Vec<Argument>,
     },
+    /// One of two launches, by where the input and the output start.
+    Aligned {
+        /// Where both start at multiples of 16 bytes.
+        aligned: Box<Step>,
+        /// Where they do not.
+        any: Box<Step>,
+    },
 }
 
 /// What is done for a block, in order.
@@ -108,7 +116,7 @@ pub struct Plan {
 impl fmt::Display for Plan {
     /// For example `linear_gemm split 128x64x64, 2 slices, 1 chunk; two-pass norm; 5 launches, 12 MB`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let launches = self.steps.iter().filter(|step| matches!(step, Step::Launch { .. })).count();
+        let launches = self.steps.iter().filter(|step| !matches!(step, Step::Clear { .. })).count();
         let megabytes = self.workspace_bytes as f64 / 1e6;
         write!(f, "{}; {launches} launches, {megabytes:.1} MB", self.summary)
     }
@@ -209,19 +217,30 @@ impl Plan {
         let context = Context { request, device, variants };
         let direct = direct::seconds(context);
         let mut linear = linear_gemm::Linear::new(context)?;
+        let mut interleave = interleave::Interleave::new(context);
         match request.algorithm {
-            Some(Algorithm::Direct) => linear = None,
-            Some(_) => {}
-            None => linear = linear.filter(|linear| linear.seconds < direct),
+            Some(Algorithm::Direct) => (linear, interleave) = (None, None),
+            Some(Algorithm::LinearGemm) => interleave = None,
+            Some(Algorithm::Interleave) => linear = linear.filter(|_| interleave.is_none()),
+            None => {
+                interleave = interleave.filter(|interleave| interleave.seconds < direct);
+                let least = interleave.as_ref().map_or(direct, |interleave| interleave.seconds);
+                linear = linear.filter(|linear| linear.seconds < least);
+                interleave = interleave.filter(|_| linear.is_none());
+            }
         }
         let mut workspace = Workspace::default();
         let mut steps = Vec::new();
-        let (algorithm, mut summary) = match &linear {
-            Some(linear) => {
+        let (algorithm, mut summary) = match (&linear, &interleave) {
+            (_, Some(interleave)) => {
+                interleave.steps(context, &mut workspace, &mut steps)?;
+                (Algorithm::Interleave, interleave.to_string())
+            }
+            (Some(linear), None) => {
                 linear.steps(context, &mut workspace, &mut steps)?;
                 (Algorithm::LinearGemm, linear.to_string())
             }
-            None => {
+            (None, None) => {
                 steps.push(direct::step(context, None)?);
                 (Algorithm::Direct, "direct".to_string())
             }

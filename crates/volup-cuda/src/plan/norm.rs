@@ -57,8 +57,7 @@ pub(super) fn steps(
             (size("norm_stats_columns", &types, "R")?, size("norm_stats_columns", &types, "B")?);
         let chunks = length.div_ceil(high * width);
         partials = samples * chunks * width;
-        merge =
-            [chunks, width / channels, group_channels, chunks * width, group_channels, width, channels];
+        merge = [chunks, width / channels, group_channels, chunks * width, group_channels, width, channels];
         push_parts(&mut arguments, workspace, partials * element);
         arguments.extend([int(samples)?.into(), Argument::I64(length as i64)]);
         for number in [width, chunks] {
