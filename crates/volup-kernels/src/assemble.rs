@@ -57,6 +57,7 @@ pub fn build(variants: &[Variant], archs: &[String], out: &Path, jobs: usize) ->
     }
     let tasks: Vec<(&String, &Variant)> =
         archs.iter().flat_map(|arch| variants.iter().map(move |variant| (arch, variant))).collect();
+    let tasks: Vec<_> = tasks.into_iter().filter(|(arch, variant)| variant.is_for(arch)).collect();
     let next = AtomicUsize::new(0);
     let done: Mutex<Vec<(usize, Result<Entry>)>> = Mutex::default();
     let work = || {
