@@ -17,7 +17,8 @@
 //! 4. For depth, then height, then width (i32): input size, output size, kernel, stride, padding,
 //!    dilation.
 //! 5. Strides of `x`, then of `y`: n, c, d, h, w (i64), in elements.
-//! 6. `activation` (i32), a code of `epilogue`; `slope` (f64).
+//! 6. `activation` (i32), a code of `epilogue`, and its `slope` (f64); the same of a second one that
+//!    follows it.
 //!
 //! All sizes are at least 1. Along each axis `O + p` and `d * k` are below 2^31; the product of the
 //! kernel's sizes times `BC`, the channels, and the tiles (below) too. Offsets are in 64 bits.
@@ -156,6 +157,8 @@ pub mod direct {
         y_w: i64,
         activation: i32,
         slope: f64,
+        post: i32,
+        post_slope: f64,
     ) {
         // What the guard says.
         let mut needed: i32 = 1i32;
@@ -322,7 +325,13 @@ pub mod direct {
                 let b: Tile<A, { [BC] }> = convert_tile(b);
                 sum = sum + b.reshape(const_shape![1, BC]).broadcast(const_shape![BP, BC]);
             }
-            let out: Tile<A, { [BP, BC] }> = activate::<A, WIDE, BP, BC>(sum, activation, slope);
+            let mut out: Tile<A, { [BP, BC] }> = sum;
+            // A loop, so that the functions are in the code once.
+            for i in 0i32..(1i32 + min(post, 1i32)) {
+                let code: i32 = if i == 0i32 { activation } else { post };
+                let slope: f64 = if i == 0i32 { slope } else { post_slope };
+                out = activate::<A, WIDE, BP, BC>(out, code, slope);
+            }
             let out: Tile<T, { [BP, BC] }> = convert_tile(out);
             let o_d: Tile<i64, { [BP] }> = exti(o_d);
             let o_h: Tile<i64, { [BP] }> = exti(o_h);

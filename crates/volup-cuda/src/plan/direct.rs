@@ -56,8 +56,11 @@ pub(super) fn step(context: Context<'_>, control: Option<u64>) -> Result<Step> {
     let input = strides(geometry.input_shape(), request.input_format);
     let output = strides(geometry.output_shape(), request.output_format);
     arguments.extend(input.into_iter().chain(output).map(|stride| Argument::I64(stride as i64)));
-    let (code, slope) = activation_code(request.block.activation());
-    arguments.extend([code.into(), Argument::F64(slope)]);
+    let post = request.block.post_activation().filter(|_| request.block.norm().is_none());
+    for activation in [request.block.activation(), post] {
+        let (code, slope) = activation_code(activation);
+        arguments.extend([code.into(), Argument::F64(slope)]);
+    }
     let tiles = (geometry.batch() * groups)
         .saturating_mul(out_per_group.div_ceil(size("BC")))
         .saturating_mul(geometry.output_voxels().div_ceil(size("BP")));

@@ -141,6 +141,10 @@ impl<'a> Linear<'a> {
     /// The best plan, if the family applies: not for float64, not past its 32-bit counts.
     pub(super) fn new(context: Context<'a>) -> Result<Option<Linear<'a>>> {
         let request = context.request;
+        // Two activations in a row are left to the definition.
+        if request.block.norm().is_none() && request.block.post_activation().is_some() {
+            return Ok(None);
+        }
         let operand = match (request.dtype, request.precision) {
             (DType::F64, _) => return Ok(None),
             (DType::F16 | DType::Bf16, _) => Operand::Half,
