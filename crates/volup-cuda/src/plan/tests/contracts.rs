@@ -4,6 +4,7 @@
 //! that matters but whose square does not, so that a part read in the other's place shows.
 
 use super::machine::{Call, Machine, Pointer};
+use super::norm;
 use volup::{Activation, reference};
 
 /// The bits of the largest float32.
@@ -29,7 +30,7 @@ pub fn run(call: &Call<'_>, machine: &mut Machine) {
         name if name.starts_with("pack_input_") => pack_input(call, machine),
         name if name.starts_with("pack_weight_") => pack_weight(call, machine),
         name if name.starts_with("linear_gemm_") => linear_gemm(call, machine),
-        name => panic!("{name} has no contract here"),
+        _ => norm::run(call, machine),
     }
 }
 
@@ -64,6 +65,7 @@ pub fn extents(call: &Call<'_>) -> Vec<(Pointer, i64)> {
             found.push(("b", parts * taps * columns * call.size("BK")));
             found.extend([("scale_x", 1), ("scale_w", columns)]);
         }
+        name if name.starts_with("norm_") => found = norm::extents(call),
         _ => {}
     }
     let found = found.into_iter().filter(|(name, _)| call.has(name));
@@ -380,7 +382,7 @@ fn finish(
         if row < rows && co < channels && rw < w_stride && inside {
             let co = co + slice * channels;
             let to = n * y_n + co * y_c + od * y_d + oh * y_h + ow * y_w;
-            let value = activate(call, sum + biased(call, machine, bias, co));
+            let value = activate(call, sum + biased(call, machine, bias, co), ["activation", "slope"]);
             machine.write(y, to, value);
         }
     }
@@ -390,12 +392,12 @@ fn biased(call: &Call<'_>, machine: &Machine, bias: Pointer, channel: i64) -> f6
     if call.int("has_bias") == 1 { machine.read(bias, channel) } else { 0.0 }
 }
 
-/// The activation of a code.
-fn activate(call: &Call<'_>, x: f64) -> f64 {
-    let function = match call.int("activation") {
+/// The activation whose code and slope have these names.
+pub fn activate(call: &Call<'_>, x: f64, [code, slope]: [&str; 2]) -> f64 {
+    let function = match call.int(code) {
         0 => return x,
         1 => Activation::Relu,
-        2 => Activation::leaky_relu(call.float("slope")).expect("a slope"),
+        2 => Activation::leaky_relu(call.float(slope)).expect("a slope"),
         3 => Activation::Silu,
         4 => Activation::Gelu,
         5 => Activation::GeluTanh,
@@ -457,7 +459,9 @@ fn direct(call: &Call<'_>, machine: &mut Machine) {
                             }
                         }
                     }
-                    let value = activate(call, sum + biased(call, machine, bias, co));
+                    let value =
+                        activate(call, sum + biased(call, machine, bias, co), ["activation", "slope"]);
+                    let value = activate(call, value, ["post", "post_slope"]);
                     machine.write(y, sample * y_n + co * y_c + to_d + to_h + to_w, value);
                 }
             }
