@@ -157,9 +157,10 @@ fn pack_input(call: &Call<'_>, machine: &mut Machine) {
     }
 }
 
-/// Writes a packed element, in two parts where the kernel has them.
+/// Writes a packed element, in two parts where the kernel has them: what fp16 holds, if it is finite.
 fn put(call: &Call<'_>, machine: &mut Machine, out: Pointer, at: i64, value: f64) {
     if call.has("out_lo") {
+        assert!(!value.is_finite() || value.abs() < 32768.0, "{}: {value} is not scaled", call.variant.name);
         machine.write(out, at, value - value * SPLIT_OFF);
         machine.write(call.pointer("out_lo"), at, value * SPLIT_OFF * LIFT);
     } else {
@@ -416,6 +417,9 @@ pub fn is_needed(call: &Call<'_>, machine: &Machine) -> bool {
     call.int("guarded") == 0 || (0..4).any(|word| machine.read(control, word) > limit(word))
 }
 
+/// Where an output along an axis lies in y, and the taps that reach it, each with where its input lies.
+type Reached = (i64, Vec<(i64, i64)>);
+
 /// Every output by the definition, where there is need.
 fn direct(call: &Call<'_>, machine: &mut Machine) {
     assert!(call.grid[0] > 0 && call.grid[1..] == [1, 1]);
@@ -430,7 +434,7 @@ fn direct(call: &Call<'_>, machine: &mut Machine) {
     let [x_n, x_c, y_n, y_c] = call.ints(["x_n", "x_c", "y_n", "y_c"]);
     let [x, w, bias, y] = ["x", "w", "bias", "y"].map(|name| call.pointer(name));
     // Along an axis, for each output: where it lies in y, and the taps that reach it with their inputs.
-    let reached: [Vec<(i64, Vec<(i64, i64)>)>; 3] = [0, 1, 2].map(|axis| {
+    let reached: [Vec<Reached>; 3] = [0, 1, 2].map(|axis| {
         let [input, output, kernel, stride, padding, dilation] = axes[axis];
         let reach = |o: i64| {
             let from = |tap: i64| (tap, o + padding - tap * dilation);

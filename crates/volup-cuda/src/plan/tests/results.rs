@@ -1,12 +1,13 @@
 //! Plans run by the kernels' contracts, against the reference.
 
 use super::contracts::{self, is_needed};
-use super::machine::Machine;
+use super::machine::{Call, Machine};
 use super::manifest::{devices, variants_for};
 use super::{FORMATS, launches, planned};
-use crate::plan::{Buffer, Plan, Request};
+use crate::plan::{Argument, Buffer, Plan, Request, Step};
 use crate::{Algorithm, DeviceInfo, Variant};
 use std::collections::BTreeSet;
+use std::panic::AssertUnwindSafe;
 use volup::reference::{Expected, forward};
 use volup::testing::{Case, Deviation, Fill, cases, compare};
 use volup::{ConvSpec, DType, Data, MemoryFormat, Parameters, Precision, Tensor};
@@ -218,4 +219,48 @@ fn the_guard_notices_what_the_fast_path_cannot_compute() {
             }
         }
     }
+}
+
+/// The machine is worth what it notices.
+#[test]
+fn a_wrong_argument_shows() {
+    let [_, device, _] = devices();
+    let variants = kernels(&device, None);
+    let variants: Vec<&Variant> = variants.iter().collect();
+    let cases = cases();
+    let case =
+        cases.iter().find(|case| case.name == "monai-128-32-48-block-small").expect("a row of the table");
+    let example = Example::new(case, DType::F32, |_, _| {});
+    let wrong = [
+        ("pack_input", "lead pitch pd ph pw n depth height width"),
+        ("pack_weight_split", "length k columns inner w_kernel w_stride w_far"),
+        ("pack_weight_scale", "inner out_per_group taps"),
+        ("linear_gemm", "pitch pd ph pw d_inverse d_first d_shift d_out h_kernel h_stride w_base w_out"),
+        ("linear_gemm", "chunks blocks channels y_d y_w has_bias lo_rows"),
+        ("norm", "chunks width columns channels"),
+    ];
+    let names = wrong.iter().flat_map(|(kernel, names)| names.split(' ').map(move |name| (kernel, name)));
+    let mut unnoticed = Vec::new();
+    for (kernel, name) in names {
+        let request = example.request(Algorithm::LinearGemm, Precision::Ieee, FORMATS);
+        let mut plan = Plan::new(&request, &device, &variants).unwrap();
+        let mut changed = false;
+        for step in &mut plan.steps {
+            let Some(call) = Call::new(step) else { continue };
+            let at = call.signature.parameters.iter().position(|(other, _)| *other == name);
+            let at = at.filter(|_| call.kernel().starts_with(kernel));
+            if let (Some(at), Step::Launch { arguments, .. }) = (at, step)
+                && let Argument::I32(value) = &mut arguments[at]
+            {
+                *value += 1;
+                changed = true;
+            }
+        }
+        assert!(changed, "{kernel} has no {name}");
+        let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| example.run(&plan, &request).0.is_ok()));
+        if outcome.unwrap_or(false) {
+            unnoticed.push((kernel, name));
+        }
+    }
+    assert!(unnoticed.is_empty(), "{unnoticed:?} may be wrong");
 }
