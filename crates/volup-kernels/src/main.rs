@@ -6,16 +6,22 @@
 //! again. A variant is refused if its machine code keeps registers in local memory, or waits for
 //! each matrix instruction before it issues the next.
 
-// The kernels' bodies are read by cuTile's compiler, not by rustc, whose lints know nothing of them.
+// The kernels' bodies are read by cuTile's compiler, not by rustc, whose lints know nothing of them, and
+// laid out by hand.
 #[allow(warnings, clippy::all)]
+#[rustfmt::skip]
 mod direct;
 #[allow(warnings, clippy::all)]
+#[rustfmt::skip]
 mod epilogue;
 #[allow(warnings, clippy::all)]
+#[rustfmt::skip]
 mod linear_gemm;
 #[allow(warnings, clippy::all)]
+#[rustfmt::skip]
 mod norm;
 #[allow(warnings, clippy::all)]
+#[rustfmt::skip]
 mod pack;
 
 mod assemble;
