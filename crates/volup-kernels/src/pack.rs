@@ -140,11 +140,11 @@ pub mod pack {
         channels: i32,
         slice_channels: i32,
         slice_pitch: i32,
-        x_n: i64,
-        x_c: i64,
-        x_d: i64,
-        x_h: i64,
-        x_w: i64,
+        x_n: i32,
+        x_c: i32,
+        x_d: i32,
+        x_h: i32,
+        x_w: i32,
     ) -> Tile<f32, { [BR, BC] }> {
         let row: Tile<i32, { [BR] }> = iota(shape![BR]);
         let row: Tile<i32, { [BR] }> = row + broadcast_scalar(row0 - lead, shape![BR]);
@@ -162,11 +162,9 @@ pub mod pack {
         let in_w: Tile<bool, { [BR] }> = lt_tile(iw, broadcast_scalar(width, shape![BR]));
         let in_n: Tile<bool, { [BR] }> = lt_tile(sample, broadcast_scalar(n, shape![BR]));
         let row_here: Tile<bool, { [BR] }> = after & in_d & in_h & in_w & in_n;
-        let sample: Tile<i64, { [BR] }> = exti(sample);
-        let id: Tile<i64, { [BR] }> = exti(id);
-        let ih: Tile<i64, { [BR] }> = exti(ih);
-        let iw: Tile<i64, { [BR] }> = exti(iw);
-        let row_at: Tile<i64, { [BR] }> = sample * broadcast_scalar(x_n, shape![BR])
+        // Offsets are 32-bit from the tile's first sample on; where that starts is 64-bit.
+        let n0: i32 = max(row0 - lead, 0i32) / (pd * ph * pw);
+        let row_at: Tile<i32, { [BR] }> = (sample - broadcast_scalar(n0, shape![BR])) * broadcast_scalar(x_n, shape![BR])
             + id * broadcast_scalar(x_d, shape![BR])
             + ih * broadcast_scalar(x_h, shape![BR])
             + iw * broadcast_scalar(x_w, shape![BR]);
@@ -179,17 +177,21 @@ pub mod pack {
         let in_slice: Tile<bool, { [BC] }> = lt_tile(within, broadcast_scalar(slice_channels, shape![BC]));
         let in_c: Tile<bool, { [BC] }> = lt_tile(ci, broadcast_scalar(channels, shape![BC]));
         let column_here: Tile<bool, { [BC] }> = in_slice & in_c;
-        let ci: Tile<i64, { [BC] }> = exti(ci);
-        let column_at: Tile<i64, { [BC] }> = ci * broadcast_scalar(x_c, shape![BC]);
+        let column_at: Tile<i32, { [BC] }> = ci * broadcast_scalar(x_c, shape![BC]);
 
         let p: PointerTile<*mut T, { [] }> = pointer_to_tile(x);
         let p: PointerTile<*mut T, { [1, 1] }> = p.reshape(shape![1, 1]);
+        let n0: Tile<i32, { [1, 1] }> = broadcast_scalar(n0, shape![1, 1]);
+        let n0: Tile<i64, { [1, 1] }> = exti(n0);
+        let step: Tile<i32, { [1, 1] }> = broadcast_scalar(x_n, shape![1, 1]);
+        let step: Tile<i64, { [1, 1] }> = exti(step);
+        let p: PointerTile<*mut T, { [1, 1] }> = p.offset_tile(n0 * step);
         // Neighbouring threads take neighbours along a pointer tile's first dimension, so that is the one
         // that lies densely in memory.
         let packed: Tile<f32, { [BR, BC] }> = if CHANNELS_LAST == 0i32 {
             let here: Tile<bool, { [BR, BC] }> = row_here.reshape(shape![BR, 1]).broadcast(shape![BR, BC])
                 & column_here.reshape(shape![1, BC]).broadcast(shape![BR, BC]);
-            let at: Tile<i64, { [BR, BC] }> = row_at.reshape(shape![BR, 1]).broadcast(shape![BR, BC])
+            let at: Tile<i32, { [BR, BC] }> = row_at.reshape(shape![BR, 1]).broadcast(shape![BR, BC])
                 + column_at.reshape(shape![1, BC]).broadcast(shape![BR, BC]);
             let p: PointerTile<*mut T, { [BR, BC] }> = p.broadcast(shape![BR, BC]);
             let p: PointerTile<*mut T, { [BR, BC] }> = p.offset_tile(at);
@@ -203,7 +205,7 @@ pub mod pack {
         } else {
             let here: Tile<bool, { [BC, BR] }> = row_here.reshape(shape![1, BR]).broadcast(shape![BC, BR])
                 & column_here.reshape(shape![BC, 1]).broadcast(shape![BC, BR]);
-            let at: Tile<i64, { [BC, BR] }> = row_at.reshape(shape![1, BR]).broadcast(shape![BC, BR])
+            let at: Tile<i32, { [BC, BR] }> = row_at.reshape(shape![1, BR]).broadcast(shape![BC, BR])
                 + column_at.reshape(shape![BC, 1]).broadcast(shape![BC, BR]);
             let p: PointerTile<*mut T, { [BC, BR] }> = p.broadcast(shape![BC, BR]);
             let p: PointerTile<*mut T, { [BC, BR] }> = p.offset_tile(at);
@@ -267,11 +269,11 @@ pub mod pack {
         channels: i32,
         slice_channels: i32,
         slice_pitch: i32,
-        x_n: i64,
-        x_c: i64,
-        x_d: i64,
-        x_h: i64,
-        x_w: i64,
+        x_n: i32,
+        x_c: i32,
+        x_d: i32,
+        x_h: i32,
+        x_w: i32,
     ) {
         let pid: (i32, i32, i32) = get_tile_block_id();
         let v: Tile<f32, { [BR, BC] }> = gather::<T, BR, BC, CHANNELS_LAST>(
@@ -302,11 +304,11 @@ pub mod pack {
         channels: i32,
         slice_channels: i32,
         slice_pitch: i32,
-        x_n: i64,
-        x_c: i64,
-        x_d: i64,
-        x_h: i64,
-        x_w: i64,
+        x_n: i32,
+        x_c: i32,
+        x_d: i32,
+        x_h: i32,
+        x_w: i32,
     ) {
         let pid: (i32, i32, i32) = get_tile_block_id();
         let v: Tile<f32, { [BR, BC] }> = gather::<f32, BR, BC, CHANNELS_LAST>(
@@ -338,11 +340,11 @@ pub mod pack {
         channels: i32,
         slice_channels: i32,
         slice_pitch: i32,
-        x_n: i64,
-        x_c: i64,
-        x_d: i64,
-        x_h: i64,
-        x_w: i64,
+        x_n: i32,
+        x_c: i32,
+        x_d: i32,
+        x_h: i32,
+        x_w: i32,
     ) {
         let pid: (i32, i32, i32) = get_tile_block_id();
         let v: Tile<f32, { [BR, BC] }> = gather::<f32, BR, BC, CHANNELS_LAST>(
