@@ -7,20 +7,20 @@
 //! each matrix instruction before it issues the next.
 
 // The kernels' bodies are read by cuTile's compiler, not by rustc, whose lints know nothing of them, and
-// laid out by hand.
-#[allow(warnings, clippy::all)]
+// laid out by hand; the files' headers say what makes them sound.
+#[allow(warnings, clippy::all, clippy::undocumented_unsafe_blocks)]
 #[rustfmt::skip]
 mod direct;
-#[allow(warnings, clippy::all)]
+#[allow(warnings, clippy::all, clippy::undocumented_unsafe_blocks)]
 #[rustfmt::skip]
 mod epilogue;
-#[allow(warnings, clippy::all)]
+#[allow(warnings, clippy::all, clippy::undocumented_unsafe_blocks)]
 #[rustfmt::skip]
 mod linear_gemm;
-#[allow(warnings, clippy::all)]
+#[allow(warnings, clippy::all, clippy::undocumented_unsafe_blocks)]
 #[rustfmt::skip]
 mod norm;
-#[allow(warnings, clippy::all)]
+#[allow(warnings, clippy::all, clippy::undocumented_unsafe_blocks)]
 #[rustfmt::skip]
 mod pack;
 

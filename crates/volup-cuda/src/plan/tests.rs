@@ -106,13 +106,18 @@ fn fits(call: &Call<'_>, plan: &Plan, what: &str) {
         let end = pointer.at + count as usize * pointer.width;
         assert!(end <= plan.workspace_bytes, "{pointer:?}, {count} of {}: {what}", plan.workspace_bytes);
     }
-    // Positions, and offsets into y from a tile's first sample on, are counted in 32 bits.
+    // Positions, and offsets from a tile's first sample on, are counted in 32 bits.
     if call.has("view_rows") {
         let [rows, pd, ph, pw, y_n] = call.ints(["rows", "pd", "ph", "pw", "y_n"]);
         let samples = rows / (pd * ph * pw);
         let spanned = (call.size("BM") / (pd * ph * pw) + 2).min(samples);
         let farthest = contracts::view(call) + rows + call.size("BM");
         assert!(farthest < 1 << 31 && spanned * y_n < 1 << 31, "{what}");
+    }
+    if call.has("slice_pitch") {
+        let [pd, ph, pw, n, x_n] = call.ints(["pd", "ph", "pw", "n", "x_n"]);
+        let spanned = (call.size("BR") / (pd * ph * pw) + 2).min(n);
+        assert!(spanned * x_n < 1 << 31, "{what}");
     }
 }
 
