@@ -4,13 +4,18 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 DEMO   := .demo
 CLI    := target/release/volup
+# The GPU architectures that kernels are compiled for, and those that every kernel has to pass for.
+ARCHS       ?= sm_90
+CHECK_ARCHS ?= sm_80,sm_90,sm_100
 
-.PHONY: help demo test test-rust test-python lint format docs wheel bench gpu-bundle clean
+.PHONY: help demo test test-rust test-python lint format docs wheel kernels kernels-check bench gpu-bundle clean
 
 help:
 	@echo "make demo    upsample a real MRI 2x with a trained decoder; figures and a PNG"
 	@echo "make test    all tests: Rust, Python against PyTorch, README examples"
 	@echo "make lint    formatting, clippy, ruff, documentation"
+	@echo "make kernels compile the GPU kernels, for ARCHS=sm_90 or a list such as sm_80,sm_90"
+	@echo "make kernels-check  lint and test their build, compile them for every architecture"
 	@echo "make bench   volup beside PyTorch on this CPU"
 	@echo "make gpu-bundle  what a GPU machine without Rust needs to test and time volup"
 	@echo "make wheel   the Python package as a wheel in target/wheels"
@@ -70,6 +75,33 @@ format: $(VENV)/ready
 docs:
 	cargo doc --workspace --no-deps --locked --quiet
 
+# --- GPU kernels ----------------------------------------------------------------------------------
+# Neither a GPU nor a CUDA toolkit is needed: the compiler comes as wheels. What is up to date is not
+# compiled again.
+
+KERNELS       := crates/volup-kernels
+TOOLCHAIN     := $(KERNELS)/toolchain
+KERNELS_CARGO := --locked --manifest-path $(KERNELS)/Cargo.toml --target-dir target/kernels
+KERNELS_TOOL  := $(TOOLCHAIN) target/kernels/debug/volup-kernels --variants $(KERNELS)/variants.toml
+
+kernels: target/kernels/debug/volup-kernels
+	$(KERNELS_TOOL) --arch $(ARCHS) --out $(KERNELS)/cubins
+
+.PHONY: target/kernels/debug/volup-kernels
+target/kernels/debug/volup-kernels: .kernels-venv/ready
+	$(TOOLCHAIN) cargo build $(KERNELS_CARGO)
+
+.kernels-venv/ready: $(KERNELS)/requirements.txt
+	$(PYTHON) -m venv .kernels-venv
+	.kernels-venv/bin/pip install --quiet --requirement $<
+	touch $@
+
+kernels-check: target/kernels/debug/volup-kernels
+	cargo fmt --manifest-path $(KERNELS)/Cargo.toml --check
+	$(TOOLCHAIN) cargo test $(KERNELS_CARGO)
+	$(TOOLCHAIN) cargo clippy $(KERNELS_CARGO) --all-targets -- -D warnings
+	$(KERNELS_TOOL) --arch $(CHECK_ARCHS) --out target/kernels/check
+
 # --- Benchmarks -----------------------------------------------------------------------------------
 
 bench: wheel
@@ -82,4 +114,4 @@ gpu-bundle: kernels wheel cli
 
 clean:
 	cargo clean
-	rm -rf $(VENV) $(DEMO) .gpu-bundle
+	rm -rf $(VENV) $(DEMO) .gpu-bundle .kernels-venv $(KERNELS)/cubins

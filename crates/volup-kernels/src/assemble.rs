@@ -57,6 +57,7 @@ pub fn build(variants: &[Variant], archs: &[String], out: &Path, jobs: usize) ->
     }
     let tasks: Vec<(&String, &Variant)> =
         archs.iter().flat_map(|arch| variants.iter().map(move |variant| (arch, variant))).collect();
+    let tasks: Vec<_> = tasks.into_iter().filter(|(arch, variant)| variant.is_for(arch)).collect();
     let next = AtomicUsize::new(0);
     let done: Mutex<Vec<(usize, Result<Entry>)>> = Mutex::default();
     let work = || {
@@ -99,12 +100,7 @@ fn one(
 ) -> Result<Entry> {
     let name = variant.name();
     let bytecode = tile_ir(variant, arch)?;
-    let mut hash = Sha256::new();
-    for part in [bytecode.as_slice(), compiler.as_bytes(), arch.as_bytes()] {
-        hash.update(part.len().to_le_bytes());
-        hash.update(part);
-    }
-    let hash = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let hash = hash([bytecode.as_slice(), compiler.as_bytes(), arch.as_bytes()]);
     let file = format!("{arch}/{name}.cubin");
     let path = out.join(&file);
     if let Some(entry) = known.get(&file)
@@ -148,6 +144,16 @@ fn one(
     })
 }
 
+/// What parts, and where each ends, are known by.
+fn hash(parts: [&[u8]; 3]) -> String {
+    let mut hash = Sha256::new();
+    for part in parts {
+        hash.update(part.len().to_le_bytes());
+        hash.update(part);
+    }
+    hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
 /// The variant in Tile IR's bytecode.
 fn tile_ir(variant: &Variant, arch: &str) -> Result<Vec<u8>> {
     let module: fn() -> Module = match variant.family.as_str() {
@@ -181,8 +187,10 @@ fn tile_ir(variant: &Variant, arch: &str) -> Result<Vec<u8>> {
 
 /// The assembler's version, which is part of what a cubin is known by.
 fn version() -> Result<String> {
-    let output =
-        Command::new("tileiras").arg("--version").output().context("cannot run tileiras: is it on the PATH?")?;
+    let output = Command::new("tileiras")
+        .arg("--version")
+        .output()
+        .context("cannot run tileiras: is it on the PATH?")?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let version = text.split_whitespace().find(|word| word.starts_with('V')).context("tileiras' version")?;
     Ok(format!("tileiras {}", version.trim_start_matches('V').trim_end_matches(',')))
@@ -193,4 +201,60 @@ fn write_whole(path: &Path, bytes: &[u8]) -> Result<()> {
     let fresh = path.with_extension("part");
     fs::write(&fresh, bytes)?;
     fs::rename(&fresh, path).with_context(|| format!("cannot write {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::variants::parse;
+
+    /// A kernel whose Tile IR takes no time.
+    fn variant(family: &str, kernel: &str, size: &str) -> Variant {
+        let text = format!(
+            "[[variant]]\nfamily = {family:?}\nkernel = {kernel:?}\nparams = {{ B = {size} }}\nwhy = \"a test\"\n"
+        );
+        parse(&text).unwrap().remove(0)
+    }
+
+    #[test]
+    fn tile_ir_needs_no_tools_and_is_the_same_again() {
+        let compile = |size| tile_ir(&variant("pack", "pack_largest", size), "sm_90");
+        assert_eq!(compile("1024").unwrap(), compile("1024").unwrap());
+        assert_ne!(compile("1024").unwrap(), compile("2048").unwrap());
+    }
+
+    #[test]
+    fn what_there_is_no_kernel_for_is_an_error() {
+        let error =
+            |family, kernel| tile_ir(&variant(family, kernel, "1024"), "sm_90").unwrap_err().to_string();
+        assert_eq!(error("packing", "pack_largest"), "there is no family packing");
+        assert!(error("pack", "pack_smallest").contains("pack_smallest"));
+    }
+
+    #[test]
+    fn cubins_are_known_by_all_that_they_are_made_from() {
+        let of = |a: &str, b: &str, c: &str| hash([a.as_bytes(), b.as_bytes(), c.as_bytes()]);
+        assert_eq!(of("ir", "13.5", "sm_90"), of("ir", "13.5", "sm_90"));
+        for other in [
+            of("i", "13.5", "sm_90"),
+            of("ir", "13.6", "sm_90"),
+            of("ir", "13.5", "sm_80"),
+            of("ir1", "3.5", "sm_90"),
+        ] {
+            assert_ne!(of("ir", "13.5", "sm_90"), other);
+        }
+    }
+
+    #[test]
+    fn a_file_is_written_whole() {
+        let folder = std::env::temp_dir().join(format!("volup-kernels-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let path = folder.join("manifest.json");
+        write_whole(&path, b"first").unwrap();
+        write_whole(&path, b"second").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"second");
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 1);
+        assert!(write_whole(&folder.join("missing/manifest.json"), b"").is_err());
+        fs::remove_dir_all(&folder).unwrap();
+    }
 }

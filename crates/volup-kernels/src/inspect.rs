@@ -47,7 +47,8 @@ fn usage(text: &str) -> Result<Usage> {
 /// Why Hopper's matrix instructions do not overlap, if they do not. They are issued in batches, one
 /// batch a step of the reduction, and a batch's last instruction signals its end; a pipelined loop
 /// waits until all batches but one are done (`DEPBAR.LE gsb0, 0x1`), a serialised one for every
-/// instruction.
+/// instruction. Other generations have nothing of the kind: Ampere's HMMA writes registers in order, and
+/// Blackwell's UTCHMMA its own memory, behind barriers that serve copies too.
 fn serialised(sass: &str) -> Option<String> {
     let (mut matrix, mut signals, mut waits) = (0, 0, 0);
     for line in sass.lines() {
@@ -82,5 +83,9 @@ mod tests {
         let alone = "HGMMA R24, gdesc[UR12], R24, gsb0 ;\nWARPGROUP.DEPBAR.LE gsb0, 0x0 ;\n".repeat(8);
         assert!(serialised(&alone).is_some());
         assert!(serialised("FFMA R1, R2, R3, R4 ;").is_none());
+        let ampere = "HMMA.16816.F32 R24, R4, R8, R24 ;\nDEPBAR.LE SB0, 0x0 ;\n".repeat(8);
+        let blackwell =
+            "UTCHMMA gdesc[UR4], gdesc[UR6], tmem[UR8], tmem[UR10], idesc[UR11], UP0 ;\n".repeat(8);
+        assert!(serialised(&ampere).is_none() && serialised(&blackwell).is_none());
     }
 }

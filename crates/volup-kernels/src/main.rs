@@ -6,18 +6,25 @@
 //! again. A variant is refused if its machine code keeps registers in local memory, or waits for
 //! each matrix instruction before it issues the next.
 
-// The kernels' bodies are read by cuTile's compiler, not by rustc, whose lints know nothing of them.
-#[allow(warnings, clippy::all)]
+// The kernels' bodies are read by cuTile's compiler, not by rustc, whose lints know nothing of them, and
+// laid out by hand; the files' headers say what makes them sound.
+#[allow(warnings, clippy::all, clippy::undocumented_unsafe_blocks)]
+#[rustfmt::skip]
 mod direct;
-#[allow(warnings, clippy::all)]
+#[allow(warnings, clippy::all, clippy::undocumented_unsafe_blocks)]
+#[rustfmt::skip]
 mod epilogue;
-#[allow(warnings, clippy::all)]
+#[allow(warnings, clippy::all, clippy::undocumented_unsafe_blocks)]
+#[rustfmt::skip]
 mod interleave;
-#[allow(warnings, clippy::all)]
+#[allow(warnings, clippy::all, clippy::undocumented_unsafe_blocks)]
+#[rustfmt::skip]
 mod linear_gemm;
-#[allow(warnings, clippy::all)]
+#[allow(warnings, clippy::all, clippy::undocumented_unsafe_blocks)]
+#[rustfmt::skip]
 mod norm;
-#[allow(warnings, clippy::all)]
+#[allow(warnings, clippy::all, clippy::undocumented_unsafe_blocks)]
+#[rustfmt::skip]
 mod pack;
 
 mod assemble;

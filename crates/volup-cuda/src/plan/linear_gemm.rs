@@ -318,7 +318,8 @@ impl<'a> Linear<'a> {
     /// follows after as many zeros as its taps reach back over.
     fn packed_rows(&self, batch: usize) -> usize {
         let rows = self.view_rows(batch) + self.window.div_ceil(self.pitch) - 1;
-        if self.operand == Operand::Split { rows + self.back() } else { rows }
+        // The second part starts at a multiple of 256 bytes; a row has a multiple of 16.
+        if self.operand == Operand::Split { (rows + self.back()).next_multiple_of(16) } else { rows }
     }
 
     /// How many rows before a position its taps reach.

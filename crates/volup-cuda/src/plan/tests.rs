@@ -1,1 +1,208 @@
+//! Plans without a GPU: they exist, their sizes fit, and what they ask the kernels to do computes what
+//! the definition says.
 
+mod contracts;
+mod machine;
+mod manifest;
+mod norm;
+mod results;
+#[allow(dead_code, reason = "the kernels' build uses all of it")]
+#[path = "../../../volup-kernels/src/variants.rs"]
+mod variants;
+
+use crate::plan::{Argument, Buffer, Plan, Request, Step};
+use crate::{Algorithm, DeviceInfo, Variant};
+use machine::Call;
+use manifest::{devices, signature, variants_for};
+use std::collections::BTreeSet;
+use volup::testing::{Case, cases, published};
+use volup::{DType, Error, MemoryFormat, Precision};
+
+const FORMATS: [MemoryFormat; 2] = [MemoryFormat::Contiguous, MemoryFormat::ChannelsLast3d];
+
+/// Everything that can be asked of a case.
+fn requests(case: &Case) -> Vec<Request> {
+    let (block, geometry) = (case.block, case.geometry());
+    let mut requests = Vec::new();
+    for algorithm in [None].into_iter().chain(Algorithm::ALL.map(Some)) {
+        for precision in Precision::ALL {
+            for dtype in DType::ALL {
+                for (input_format, output_format) in
+                    FORMATS.iter().flat_map(|input| FORMATS.map(|output| (*input, output)))
+                {
+                    requests.push(Request {
+                        block,
+                        geometry,
+                        dtype,
+                        precision,
+                        input_format,
+                        output_format,
+                        algorithm,
+                    });
+                }
+            }
+        }
+    }
+    requests
+}
+
+/// All cases that plans are made for: an engine answers for an empty batch without one.
+fn planned() -> Vec<Case> {
+    cases().into_iter().chain(published()).filter(|case| case.batch != Some(0)).collect()
+}
+
+/// Plans a request with all of a device's kernels but those that `without` names.
+fn plan(request: &Request, device: &DeviceInfo, without: &[&str]) -> volup::Result<Plan> {
+    let variants = variants_for(device.arch);
+    let kept: Vec<&Variant> = variants.iter().filter(|variant| !without.contains(&variant.entry)).collect();
+    Plan::new(request, device, &kept)
+}
+
+/// The launches of a plan.
+fn launches(plan: &Plan) -> Vec<Call<'_>> {
+    plan.steps.iter().filter_map(Call::new).collect()
+}
+
+#[test]
+fn every_request_has_a_plan_whose_sizes_fit() {
+    for device in devices() {
+        let variants = variants_for(device.arch);
+        let variants: Vec<&Variant> = variants.iter().collect();
+        for case in planned() {
+            for request in requests(&case) {
+                let what = format!("{case}, {request:?} on {device}");
+                let plan = Plan::new(&request, &device, &variants).unwrap_or_else(|e| panic!("{e}: {what}"));
+                assert!(plan.to_string().contains(&plan.algorithm.to_string()), "{plan}: {what}");
+                let direct = request.algorithm == Some(Algorithm::Direct) || request.dtype == DType::F64;
+                assert!(!direct || plan.algorithm == Algorithm::Direct, "{plan}: {what}");
+                launches(&plan).iter().for_each(|call| fits(call, &plan, &what));
+            }
+        }
+    }
+}
+
+/// A launch's grid, arguments and addresses.
+fn fits(call: &Call<'_>, plan: &Plan, what: &str) {
+    let what = format!("{}: {what}", call.variant.name);
+    let [x, y, z] = call.grid;
+    assert!(x > 0 && y > 0 && z > 0 && x < 1 << 31 && y < 1 << 16 && z < 1 << 16, "{:?}, {what}", call.grid);
+    let (asked, given) = (&call.signature.parameters, call.arguments);
+    assert_eq!(asked.len(), given.len(), "{what}");
+    for ((name, of), argument) in asked.iter().zip(given) {
+        let right = match argument {
+            Argument::Pointer(..) => of.starts_with("*mut "),
+            Argument::I32(_) => *of == "i32",
+            Argument::I64(_) => *of == "i64",
+            Argument::F32(_) => *of == "f32",
+            Argument::F64(_) => *of == "f64",
+        };
+        assert!(right, "{name} is {of}, got {argument:?}: {what}");
+    }
+    for (name, pointer) in contracts::aligned(call) {
+        assert!(pointer.at.is_multiple_of(256), "{name} is at {}: {what}", pointer.at);
+    }
+    for (pointer, count) in contracts::extents(call) {
+        assert_eq!(pointer.buffer, Buffer::Workspace, "{what}");
+        let end = pointer.at + count as usize * pointer.width;
+        assert!(end <= plan.workspace_bytes, "{pointer:?}, {count} of {}: {what}", plan.workspace_bytes);
+    }
+    // Positions, and offsets from a tile's first sample on, are counted in 32 bits.
+    if call.has("view_rows") {
+        let [rows, pd, ph, pw, y_n] = call.ints(["rows", "pd", "ph", "pw", "y_n"]);
+        let samples = rows / (pd * ph * pw);
+        let spanned = (call.size("BM") / (pd * ph * pw) + 2).min(samples);
+        let farthest = contracts::view(call) + rows + call.size("BM");
+        assert!(farthest < 1 << 31 && spanned * y_n < 1 << 31, "{what}");
+    }
+    if call.has("slice_pitch") {
+        let [pd, ph, pw, n, x_n] = call.ints(["pd", "ph", "pw", "n", "x_n"]);
+        let spanned = (call.size("BR") / (pd * ph * pw) + 2).min(n);
+        assert!(spanned * x_n < 1 << 31, "{what}");
+    }
+}
+
+/// A convolution works in a few times its input, a normalization in little beside the output.
+#[test]
+fn the_workspace_is_small() {
+    for device in devices() {
+        for case in published() {
+            for request in requests(&case) {
+                let plan = plan(&request, &device, &[]).unwrap();
+                let bytes = |shape: [usize; 5]| shape.iter().product::<usize>() * request.dtype.size();
+                let (geometry, norm) = (request.geometry, request.block.norm().is_some());
+                let partials = if norm { bytes(geometry.output_shape()) / 20 } else { 0 };
+                let most = bytes(geometry.input_shape()) * 5 / 2 + partials + (1 << 20);
+                let what = format!("{case}, {request:?}, {device}");
+                assert!(plan.workspace_bytes <= most, "{plan}, {most} at most: {what}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_missing_kernel_is_named() {
+    let [_, device, _] = devices();
+    for case in planned() {
+        for request in requests(&case).into_iter().filter(|request| request.algorithm.is_some()) {
+            let error = Plan::new(&request, &device, &[]).unwrap_err();
+            assert!(
+                matches!(&error, Error::MissingKernel { name, .. } if name.contains("direct")),
+                "{error}"
+            );
+        }
+    }
+    // One after another, of a plan that takes all kernels that there are for float32.
+    let case = cases().into_iter().find(|case| case.name == "k3").unwrap();
+    let is_it = |request: &&Request| {
+        let dtype = request.dtype == DType::F32 && request.precision == Precision::Ieee;
+        dtype && request.algorithm == Some(Algorithm::LinearGemm)
+    };
+    let request = *requests(&case).iter().find(is_it).unwrap();
+    let whole = plan(&request, &device, &[]).unwrap();
+    for call in launches(&whole) {
+        let entry = call.variant.entry;
+        match plan(&request, &device, &[entry]) {
+            Ok(other) => {
+                assert_eq!((other.algorithm, call.variant.family), (Algorithm::Direct, "linear_gemm"))
+            }
+            Err(Error::MissingKernel { name, arch }) => {
+                assert!(name.contains(call.kernel()) && arch == "sm_90", "{name} for {arch}");
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+}
+
+#[test]
+fn variants_fill_in_what_their_kernels_are_generic_over() {
+    for variant in variants_for(devices()[1].arch) {
+        let signature = signature(&variant);
+        let sizes: Vec<&str> = variant.params.iter().map(|(name, _)| *name).collect();
+        assert_eq!(sizes, signature.sizes, "{}", variant.name);
+        assert_eq!(variant.types.len(), signature.types.len(), "{}", variant.name);
+    }
+}
+
+/// What a plan tells variants of a kernel apart by, tile sizes aside.
+fn kind(variant: &Variant) -> String {
+    let layouts = ["CHANNELS_FIRST", "CHANNELS_LAST"].map(|name| variant.param(name));
+    format!("{} {:?} {layouts:?}", variant.entry, variant.types)
+}
+
+#[test]
+fn every_generation_has_every_kind_of_kernel() {
+    let listed = variants::parse(manifest::VARIANTS).unwrap();
+    let kinds = |generation: u32| -> BTreeSet<String> {
+        variants_for(crate::Arch { major: generation, minor: 0 }).iter().map(kind).collect()
+    };
+    let generations = [8, 9, 10, 12];
+    let all: BTreeSet<String> = generations.into_iter().flat_map(kinds).collect();
+    for generation in generations {
+        let missing: Vec<_> = all.difference(&kinds(generation)).cloned().collect();
+        assert!(missing.is_empty(), "generation {generation} lacks {missing:?}");
+    }
+    let unknown: Vec<_> = listed.iter().flat_map(|v| &v.skip).filter(|g| !generations.contains(g)).collect();
+    assert!(unknown.is_empty(), "there are no generations {unknown:?}");
+    let steps = plan(&requests(&cases()[0])[0], &devices()[0], &[]).unwrap().steps;
+    assert!(steps.iter().any(|step| matches!(step, Step::Launch { .. })));
+}

@@ -1,0 +1,204 @@
+//! A GPU made of values: memory that knows what was written to it, and calls of kernels by the names
+//! of their parameters.
+
+use super::manifest::{Signature, signature};
+use crate::Variant;
+use crate::plan::{Argument, Buffer, Plan, Step};
+
+/// Bytes that a cell stands for.
+const CELL: usize = 2;
+
+/// What the bytes from an address on hold: a value that is not rounded, of a type so wide.
+#[derive(Clone, Copy)]
+struct Cell {
+    value: f64,
+    /// Bytes of the value; 0 where none starts.
+    width: usize,
+    /// The launch that wrote it; 0 for what was there before.
+    writer: usize,
+}
+
+/// A buffer's part that a kernel is given, as elements of some bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Pointer {
+    /// The buffer.
+    pub buffer: Buffer,
+    /// Bytes into it.
+    pub at: usize,
+    /// Bytes of an element.
+    pub width: usize,
+}
+
+/// All buffers. Every access is checked: it is in bounds, aligned, of the type that was written, and no
+/// launch touches what it has written itself.
+pub struct Machine {
+    buffers: [Vec<Cell>; 7],
+    launch: usize,
+    doing: String,
+}
+
+impl Machine {
+    /// Nothing but a workspace that nobody has written to.
+    pub fn new(workspace_bytes: usize) -> Machine {
+        let mut machine = Machine { buffers: Default::default(), launch: 0, doing: "outside".into() };
+        machine.allocate(Buffer::Workspace, workspace_bytes);
+        machine
+    }
+
+    /// Gives a buffer its memory.
+    pub fn allocate(&mut self, buffer: Buffer, bytes: usize) {
+        let unset = Cell { value: f64::NAN, width: 0, writer: 0 };
+        self.buffers[buffer as usize] = vec![unset; bytes.div_ceil(CELL)];
+    }
+
+    /// Fills a buffer with elements.
+    pub fn fill(&mut self, buffer: Buffer, width: usize, values: &[f64]) {
+        self.allocate(buffer, values.len() * width);
+        for (index, &value) in values.iter().enumerate() {
+            self.write(Pointer { buffer, at: 0, width }, index as i64, value);
+        }
+    }
+
+    /// Every element of a buffer.
+    pub fn values(&self, buffer: Buffer, width: usize) -> Vec<f64> {
+        let count = self.buffers[buffer as usize].len() * CELL / width;
+        (0..count).map(|index| self.read(Pointer { buffer, at: 0, width }, index as i64)).collect()
+    }
+
+    fn cell(&self, pointer: Pointer, index: i64) -> usize {
+        let Pointer { buffer, at, width } = pointer;
+        let start = at as i64 + index * width as i64;
+        let cells = self.buffers[buffer as usize].len();
+        let inside = start >= 0 && start as usize + width <= cells * CELL;
+        assert!(inside, "{}: element {index} of {pointer:?} is out of bounds", self.doing);
+        assert!((start as usize).is_multiple_of(width), "{}: {pointer:?} is not aligned", self.doing);
+        start as usize / CELL
+    }
+
+    /// An element.
+    pub fn read(&self, pointer: Pointer, index: i64) -> f64 {
+        let Cell { value, width, writer } = self.buffers[pointer.buffer as usize][self.cell(pointer, index)];
+        let doing = &self.doing;
+        assert!(width == pointer.width, "{doing}: element {index} of {pointer:?} holds {width} bytes");
+        assert!(self.launch == 0 || writer != self.launch, "{doing}: {pointer:?}, {index} is read in a race");
+        value
+    }
+
+    /// Writes an element.
+    pub fn write(&mut self, pointer: Pointer, index: i64, value: f64) {
+        let first = self.cell(pointer, index);
+        let (launch, doing) = (self.launch, &self.doing);
+        let cells = &mut self.buffers[pointer.buffer as usize][first..first + pointer.width.div_ceil(CELL)];
+        for (at, cell) in cells.iter_mut().enumerate() {
+            let race = launch > 0 && cell.writer == launch;
+            assert!(!race, "{doing}: element {index} of {pointer:?} is written twice");
+            *cell = Cell { value, width: if at == 0 { pointer.width } else { 0 }, writer: launch };
+        }
+    }
+
+    /// Changes an element as an atomic does, in no order with others.
+    pub fn update(&mut self, pointer: Pointer, index: i64, change: impl Fn(f64) -> f64) {
+        let value = self.read(pointer, index);
+        let cell = self.cell(pointer, index);
+        self.buffers[pointer.buffer as usize][cell].value = change(value);
+    }
+
+    /// Does what a plan asks for; `kernel` does a launch.
+    pub fn run(&mut self, plan: &Plan, kernel: impl Fn(&Call<'_>, &mut Machine)) {
+        for (index, step) in plan.steps.iter().enumerate() {
+            self.launch = index + 1;
+            match step {
+                Step::Clear { at, words } => {
+                    self.doing = "clear".into();
+                    let pointer = Pointer { buffer: Buffer::Workspace, at: *at as usize, width: 4 };
+                    (0..*words).for_each(|word| self.write(pointer, word as i64, 0.0));
+                }
+                Step::Launch { .. } => {
+                    let call = Call::new(step).expect("a launch");
+                    self.doing = format!("step {index}, {}", call.variant.name);
+                    kernel(&call, self);
+                }
+            }
+        }
+        self.launch = 0;
+    }
+}
+
+/// A launch, its arguments by the names that the kernel's file gives them.
+pub struct Call<'a> {
+    /// The kernel.
+    pub variant: &'a Variant,
+    /// Tile blocks.
+    pub grid: [i64; 3],
+    /// What it is given.
+    pub arguments: &'a [Argument],
+    /// What it asks for.
+    pub signature: &'static Signature,
+}
+
+impl<'a> Call<'a> {
+    /// A step that is a launch.
+    pub fn new(step: &'a Step) -> Option<Call<'a>> {
+        let Step::Launch { variant, grid, arguments } = step else { return None };
+        Some(Call { variant, grid: grid.map(i64::from), arguments, signature: signature(variant) })
+    }
+
+    /// The function's name.
+    pub fn kernel(&self) -> &'static str {
+        self.variant.entry.trim_end_matches("_entry")
+    }
+
+    /// Whether there is a parameter of that name.
+    pub fn has(&self, name: &str) -> bool {
+        self.signature.parameters.iter().any(|(other, _)| *other == name)
+    }
+
+    fn argument(&self, name: &str) -> (Argument, &'static str) {
+        let at = self.signature.parameters.iter().position(|(other, _)| *other == name);
+        let at = at.unwrap_or_else(|| panic!("{} has no parameter {name}", self.kernel()));
+        (self.arguments[at], self.signature.parameters[at].1)
+    }
+
+    /// A whole number.
+    pub fn int(&self, name: &str) -> i64 {
+        match self.argument(name).0 {
+            Argument::I32(value) => value.into(),
+            Argument::I64(value) => value,
+            other => panic!("{}: {name} is {other:?}", self.kernel()),
+        }
+    }
+
+    /// Whole numbers.
+    pub fn ints<const N: usize>(&self, names: [&str; N]) -> [i64; N] {
+        names.map(|name| self.int(name))
+    }
+
+    /// A number.
+    pub fn float(&self, name: &str) -> f64 {
+        match self.argument(name).0 {
+            Argument::F32(value) => value.into(),
+            Argument::F64(value) => value,
+            other => panic!("{}: {name} is {other:?}", self.kernel()),
+        }
+    }
+
+    /// An address.
+    pub fn pointer(&self, name: &str) -> Pointer {
+        let (argument, of) = self.argument(name);
+        let Argument::Pointer(buffer, at) = argument else { panic!("{}: {name}", self.kernel()) };
+        let of = of.trim_start_matches("*mut ");
+        let generic = self.signature.types.iter().position(|name| *name == of);
+        let width = match generic.map_or(of, |at| self.variant.types[at]) {
+            "f16" | "bf16" => 2,
+            "f32" | "i32" => 4,
+            "f64" => 8,
+            other => panic!("{}: {name} is of {other}", self.kernel()),
+        };
+        Pointer { buffer, at: at as usize, width }
+    }
+
+    /// A compile-time size.
+    pub fn size(&self, name: &str) -> i64 {
+        self.variant.param(name).unwrap_or_else(|| panic!("{} has no size {name}", self.kernel()))
+    }
+}

@@ -1,0 +1,93 @@
+//! The kernels as their sources and `variants.toml` declare them, without compiling any.
+
+use super::variants;
+use crate::{Arch, Cubin, DeviceInfo, Variant};
+use std::collections::HashMap;
+use std::sync::OnceLock;
+
+/// The list of variants.
+pub const VARIANTS: &str = include_str!("../../../../volup-kernels/variants.toml");
+
+/// The kernels' files by family.
+const SOURCES: [(&str, &str); 4] = [
+    ("direct", include_str!("../../../../volup-kernels/src/direct.rs")),
+    ("linear_gemm", include_str!("../../../../volup-kernels/src/linear_gemm.rs")),
+    ("norm", include_str!("../../../../volup-kernels/src/norm.rs")),
+    ("pack", include_str!("../../../../volup-kernels/src/pack.rs")),
+];
+
+/// Three devices that differ in what plans look at: an A100's, an H200's, a small Blackwell's.
+pub fn devices() -> [DeviceInfo; 3] {
+    [((8, 0), 108), ((9, 0), 132), ((12, 0), 24)].map(|((major, minor), multiprocessors)| DeviceInfo {
+        multiprocessors,
+        ..crate::device::made_up(major, minor)
+    })
+}
+
+/// All variants for an architecture, as their build would list them.
+pub fn variants_for(arch: Arch) -> Vec<Variant> {
+    static LEAKED: OnceLock<Vec<(variants::Variant, Variant)>> = OnceLock::new();
+    let all = LEAKED.get_or_init(|| {
+        let listed = variants::parse(VARIANTS).expect("a valid list of variants");
+        listed.into_iter().map(|variant| (variant.clone(), leaked(&variant))).collect()
+    });
+    let of_arch = all.iter().filter(|(listed, _)| listed.is_for(&arch.to_string()));
+    of_arch.map(|&(_, variant)| Variant { arch, ..variant }).collect()
+}
+
+fn leaked(listed: &variants::Variant) -> Variant {
+    let text = |text: &str| -> &'static str { text.to_string().leak() };
+    let number = |value: &toml::Value| value.as_integer().expect("sizes are whole numbers");
+    let params: Vec<_> = listed.params.iter().map(|(name, value)| (text(name), number(value))).collect();
+    let types: Vec<_> = listed.types.iter().map(|name| text(name)).collect();
+    Variant {
+        name: listed.name().leak(),
+        family: text(&listed.family),
+        entry: format!("{}_entry", listed.kernel).leak(),
+        arch: Arch { major: 0, minor: 0 },
+        types: types.leak(),
+        params: params.leak(),
+        registers: 0,
+        local_bytes: 0,
+        shared_bytes: 0,
+        hash: "",
+        cubin: Cubin::NONE,
+    }
+}
+
+/// A kernel's function as its file declares it: what it is generic over, and its parameters.
+pub struct Signature {
+    /// Type arguments.
+    pub types: Vec<&'static str>,
+    /// Number arguments.
+    pub sizes: Vec<&'static str>,
+    /// Names and types.
+    pub parameters: Vec<(&'static str, &'static str)>,
+}
+
+/// The signature of a variant's function.
+pub fn signature(variant: &Variant) -> &'static Signature {
+    static KNOWN: OnceLock<HashMap<&'static str, Signature>> = OnceLock::new();
+    let known = KNOWN.get_or_init(|| {
+        let entries = variants_for(Arch { major: 9, minor: 0 });
+        entries.iter().map(|variant| (variant.entry, declared(variant))).collect()
+    });
+    known.get(variant.entry).expect("a kernel of the list")
+}
+
+fn declared(variant: &Variant) -> Signature {
+    let (_, source) = SOURCES.iter().find(|(family, _)| *family == variant.family).expect("a known family");
+    let name = variant.entry.trim_end_matches("_entry");
+    let (_, rest) =
+        source.split_once(&format!("unsafe fn {name}<")).expect("the family's file has the kernel");
+    let (generics, rest) = rest.split_once(">(").expect("generics end");
+    let (parameters, _) = rest.split_once(')').expect("parameters end");
+    let pairs = |list: &'static str| {
+        let fields = list.split(',').map(str::trim).filter(|field| !field.is_empty());
+        fields.map(|field| field.split_once(": ").expect("name and type")).collect::<Vec<_>>()
+    };
+    let (sizes, types): (Vec<_>, Vec<_>) =
+        pairs(generics).into_iter().map(|(name, _)| name).partition(|name| name.starts_with("const "));
+    let sizes = sizes.into_iter().map(|name| name.trim_start_matches("const ")).collect();
+    Signature { types, sizes, parameters: pairs(parameters) }
+}

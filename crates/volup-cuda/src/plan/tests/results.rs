@@ -1,0 +1,266 @@
+//! Plans run by the kernels' contracts, against the reference.
+
+use super::contracts::{self, is_needed};
+use super::machine::{Call, Machine};
+use super::manifest::{devices, variants_for};
+use super::{FORMATS, launches, planned};
+use crate::plan::{Argument, Buffer, Plan, Request, Step};
+use crate::{Algorithm, DeviceInfo, Variant};
+use std::collections::BTreeSet;
+use std::panic::AssertUnwindSafe;
+use volup::reference::{Expected, forward};
+use volup::testing::{Case, Deviation, Fill, cases, compare};
+use volup::{ConvSpec, DType, Data, MemoryFormat, Parameters, Precision, Tensor};
+
+/// Less than any address that is wrong does, more than the square of what the split leaves out.
+const ROUNDOFF: f64 = 1e-9;
+
+/// A case's tensors in double precision, rounded to a type, with the result.
+struct Example {
+    case: Case,
+    dtype: DType,
+    input: Tensor,
+    parameters: Parameters,
+    expected: Expected,
+}
+
+impl Example {
+    fn new(case: &Case, dtype: DType, change: impl Fn(&mut Vec<f64>, &mut Vec<f64>)) -> Example {
+        let (input, parameters) = case.inputs(dtype, Fill::Normal, 5);
+        let (mut x, mut w) = (input.to_f64(), parameters.weight.to_f64());
+        change(&mut x, &mut w);
+        let of = |shape: &[usize], values| Tensor::new(shape, values).expect("as many values");
+        let input = of(&case.geometry().input_shape(), x);
+        let weight = of(&case.block.conv().weight_shape(), w);
+        let [bias, norm_weight, norm_bias] = [parameters.bias, parameters.norm_weight, parameters.norm_bias]
+            .map(|tensor| tensor.map(|tensor| of(tensor.shape(), tensor.to_f64())));
+        let parameters = Parameters { weight, bias, norm_weight, norm_bias };
+        let expected = forward(&case.block, &case.geometry(), &parameters, &input, ROUNDOFF);
+        Example { case: case.clone(), dtype, input, parameters, expected }
+    }
+
+    /// Whether one kernel would have to compute two activations: the definition's.
+    fn is_left_to_direct(&self) -> bool {
+        self.case.block.norm().is_none() && self.case.block.post_activation().is_some()
+    }
+
+    fn request(&self, algorithm: Algorithm, precision: Precision, formats: [MemoryFormat; 2]) -> Request {
+        Request {
+            block: self.case.block,
+            geometry: self.case.geometry(),
+            dtype: self.dtype,
+            precision,
+            input_format: formats[0],
+            output_format: formats[1],
+            algorithm: Some(algorithm),
+        }
+    }
+
+    /// What the machine computes, beside what it should; and whether a guarded kernel had to.
+    fn run(&self, plan: &Plan, request: &Request) -> (Deviation, bool) {
+        let mut machine = Machine::new(plan.workspace_bytes);
+        let width = self.dtype.size();
+        let Data::F64(input) = self.input.cast(DType::F64, request.input_format).unwrap().into_data() else {
+            unreachable!("it was cast")
+        };
+        machine.fill(Buffer::Input, width, &input);
+        machine.fill(Buffer::Weight, width, &self.parameters.weight.to_f64());
+        let Parameters { bias, norm_weight, norm_bias, .. } = &self.parameters;
+        let given = [(Buffer::Bias, bias), (Buffer::NormWeight, norm_weight), (Buffer::NormBias, norm_bias)];
+        for (buffer, tensor) in given {
+            tensor.iter().for_each(|tensor| machine.fill(buffer, width, &tensor.to_f64()));
+        }
+        let shape = request.geometry.output_shape();
+        machine.allocate(Buffer::Output, shape.iter().product::<usize>() * width);
+        machine.run(plan, contracts::run);
+        let output = Data::F64(machine.values(Buffer::Output, width));
+        let output = Tensor::with_format(&shape, request.output_format, output).unwrap();
+        let guarded =
+            launches(plan).into_iter().filter(|call| call.has("guarded") && call.int("guarded") == 1);
+        let needed = guarded.filter(|call| is_needed(call, &machine)).count() > 0;
+        (compare(&self.expected, &output), needed)
+    }
+}
+
+/// The kernels of a device; of `linear_gemm`'s only those with so many columns, if there is a number.
+fn kernels(device: &DeviceInfo, columns: Option<i64>) -> Vec<Variant> {
+    let mut variants = variants_for(device.arch);
+    variants.retain(|variant| {
+        variant.family != "linear_gemm" || columns.is_none_or(|columns| variant.param("BN") == Some(columns))
+    });
+    variants
+}
+
+/// What is unusual about a plan.
+fn features(plan: &Plan) -> BTreeSet<&'static str> {
+    let mut found = BTreeSet::new();
+    let calls = launches(plan);
+    let products = calls.iter().filter(|call| call.variant.family == "linear_gemm");
+    let batches: BTreeSet<i64> = products.clone().map(|call| call.int("rows")).collect();
+    for call in products {
+        let mut note = |what, is: bool| is.then(|| found.insert(what));
+        note("slices", call.int("slices") > 1);
+        note("column blocks", call.int("blocks") > 1);
+        note("chunks", call.int("chunks") > 1);
+        note("windows", call.int("window") > call.int("pitch"));
+        note("steps along width", call.int("w_steps") > 1);
+        note("steps that skip", call.int("w_step") > 1);
+        note("batches of two sizes", batches.len() > 1);
+        note("a residue without taps", call.int("d_step") < call.int("d_stride"));
+    }
+    found
+}
+
+/// Groups of so many channels that they are computed apart, which the table has not.
+fn many_groups() -> Case {
+    let conv =
+        ConvSpec::builder(256, 192, [1, 2, 3]).stride([1, 2, 1]).padding([0, 1, 1]).groups(4).bias(true);
+    Case {
+        name: "many-groups",
+        why: "slices of whole groups, each with its columns and its part of the reduction",
+        block: conv.build().expect("a valid convolution").into(),
+        batch: Some(2),
+        input: [2, 3, 5],
+        format: MemoryFormat::Contiguous,
+    }
+}
+
+/// Runs all planned cases of the table on a device's kernels.
+fn check(
+    device: &DeviceInfo,
+    columns: Option<i64>,
+    dtype: DType,
+    algorithm: Algorithm,
+) -> BTreeSet<&'static str> {
+    let variants = kernels(device, columns);
+    let variants: Vec<&Variant> = variants.iter().collect();
+    let mut found = BTreeSet::new();
+    let precisions = if dtype == DType::F32 { &Precision::ALL[..] } else { &[Precision::Ieee] };
+    for case in cases().iter().chain([&many_groups()]).filter(|case| case.batch != Some(0)) {
+        let example = Example::new(case, dtype, |_, _| {});
+        for &precision in precisions {
+            for formats in FORMATS.iter().flat_map(|input| FORMATS.map(|output| [*input, output])) {
+                // The input's format matters to the pack alone.
+                if columns.is_some() && formats[0] != formats[1] {
+                    continue;
+                }
+                let request = example.request(algorithm, precision, formats);
+                let plan = Plan::new(&request, device, &variants).unwrap();
+                let asked = if example.is_left_to_direct() { Algorithm::Direct } else { algorithm };
+                assert_eq!(plan.algorithm, asked, "{plan} for {case}");
+                println!("{case}; {dtype}, {precision}, {formats:?}; {plan}");
+                let (deviation, needed) = example.run(&plan, &request);
+                assert!(deviation.is_ok() && !needed, "{deviation}");
+                found.extend(features(&plan));
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn linear_gemm_computes_the_definition() {
+    let [ampere, hopper, small] = devices();
+    let mut found = check(&hopper, None, DType::F32, Algorithm::LinearGemm);
+    found.extend(check(&hopper, Some(32), DType::F32, Algorithm::LinearGemm));
+    found.extend(check(&small, Some(64), DType::Bf16, Algorithm::LinearGemm));
+    check(&ampere, None, DType::F16, Algorithm::LinearGemm);
+    // What the table does not lead to is not tested here.
+    let expected = [
+        "a residue without taps",
+        "batches of two sizes",
+        "chunks",
+        "column blocks",
+        "slices",
+        "steps along width",
+        "steps that skip",
+        "windows",
+    ];
+    assert_eq!(found.into_iter().collect::<Vec<_>>(), expected);
+}
+
+#[test]
+fn direct_computes_the_definition() {
+    let [ampere, ..] = devices();
+    for dtype in DType::ALL {
+        check(&ampere, None, dtype, Algorithm::Direct);
+    }
+}
+
+/// What the fast path cannot compute with is computed by the definition.
+#[test]
+fn the_guard_notices_what_the_fast_path_cannot_compute() {
+    let [_, device, _] = devices();
+    let variants = kernels(&device, None);
+    let variants: Vec<&Variant> = variants.iter().collect();
+    type Change = fn(&mut Vec<f64>, &mut Vec<f64>);
+    let everywhere: [(&str, Change); 3] = [
+        ("a NaN in the input", |x, _| x[3] = f64::NAN),
+        ("an infinite weight", |_, w| w[1] = f64::INFINITY),
+        ("the last weight is infinite", |_, w| *w.last_mut().unwrap() = f64::NEG_INFINITY),
+    ];
+    let small: (&str, Change) =
+        ("voxels that are far smaller", |x, _| x[1..].iter_mut().for_each(|x| *x *= 1e-10));
+    for case in planned().into_iter().filter(|case| ["k3", "g2", "s2", "cin-1"].contains(&case.name)) {
+        for dtype in [DType::F32, DType::Bf16] {
+            for precision in Precision::ALL {
+                let split = dtype == DType::F32 && precision == Precision::Ieee;
+                for (what, change) in everywhere.into_iter().chain([small]) {
+                    let example = Example::new(&case, dtype, change);
+                    let formats = [MemoryFormat::Contiguous; 2];
+                    let request = example.request(Algorithm::LinearGemm, precision, formats);
+                    let plan = Plan::new(&request, &device, &variants).unwrap();
+                    println!("{case}; {dtype}, {precision}; {what}; {plan}");
+                    let (deviation, needed) = example.run(&plan, &request);
+                    assert!(deviation.is_ok(), "{deviation}");
+                    // Only the split is too coarse for what is small.
+                    assert_eq!(needed, what != small.0 || split, "{what}");
+                }
+            }
+        }
+    }
+}
+
+/// The machine is worth what it notices.
+#[test]
+fn a_wrong_argument_shows() {
+    let [_, device, _] = devices();
+    let variants = kernels(&device, None);
+    let variants: Vec<&Variant> = variants.iter().collect();
+    let cases = cases();
+    let case =
+        cases.iter().find(|case| case.name == "monai-128-32-48-block-small").expect("a row of the table");
+    let example = Example::new(case, DType::F32, |_, _| {});
+    let wrong = [
+        ("pack_input", "lead pitch pd ph pw n depth height width"),
+        ("pack_weight_split", "length k columns inner w_kernel w_stride w_far"),
+        ("pack_weight_scale", "inner out_per_group taps"),
+        ("linear_gemm", "pitch pd ph pw d_inverse d_first d_shift d_out h_kernel h_stride w_base w_out"),
+        ("linear_gemm", "chunks blocks channels y_d y_w has_bias lo_rows"),
+        ("norm", "chunks width columns channels"),
+    ];
+    let names = wrong.iter().flat_map(|(kernel, names)| names.split(' ').map(move |name| (kernel, name)));
+    let mut unnoticed = Vec::new();
+    for (kernel, name) in names {
+        let request = example.request(Algorithm::LinearGemm, Precision::Ieee, FORMATS);
+        let mut plan = Plan::new(&request, &device, &variants).unwrap();
+        let mut changed = false;
+        for step in &mut plan.steps {
+            let Some(call) = Call::new(step) else { continue };
+            let at = call.signature.parameters.iter().position(|(other, _)| *other == name);
+            let at = at.filter(|_| call.kernel().starts_with(kernel));
+            if let (Some(at), Step::Launch { arguments, .. }) = (at, step)
+                && let Argument::I32(value) = &mut arguments[at]
+            {
+                *value += 1;
+                changed = true;
+            }
+        }
+        assert!(changed, "{kernel} has no {name}");
+        let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| example.run(&plan, &request).0.is_ok()));
+        if outcome.unwrap_or(false) {
+            unnoticed.push((kernel, name));
+        }
+    }
+    assert!(unnoticed.is_empty(), "{unnoticed:?} may be wrong");
+}
