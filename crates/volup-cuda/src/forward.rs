@@ -90,6 +90,7 @@ pub struct Forward {
 
 /// A step of the plan, ready to go.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "a plan has few steps, and most of them are launches")]
 enum Action {
     Clear { at: u64, words: usize },
     Launch { kernel: Kernel, grid: [u32; 3], arguments: Arguments, addresses: Vec<(usize, Buffer, u64)> },
