@@ -10,8 +10,7 @@
 //! A plain matrix product, positions by columns. x is read where it lies and y is written where it
 //! belongs: nothing is packed but the weight. A block takes one tile of positions and runs through
 //! *items*, each a pair (td, th) with BN columns of it: output channels times all residues along
-//! width, so that rows of y are written whole. With KEEP = 1 the tile of x is loaded once and serves
-//! all of a block's items; its channels must fit in BK. With KEEP = 0 every item sums `chunks` tiles.
+//! width, so that rows of y are written whole.
 //!
 //! - **x** and **y** are both [N, C, D, H, W] (LAST = 0) or both [N, D, H, W, C] (LAST = 1).
 //! - **w** is what `pack_weight_*` wrote with one slice, one step along width and no offset: row
@@ -19,24 +18,27 @@
 //!   LAST = 1.
 //! - Channels past the last are zeros on both sides.
 //!
-//! # Two kinds of kernel
+//! # Three kinds of kernel
 //!
-//! `interleave_half`, `_tf32`, `_split` move tiles of TH rows of TW positions (BM = TH * TW) as views,
-//! which the TMA takes where there is one. They ask that `x` and `y` start at multiples of 16 bytes,
-//! that VEC elements are 16 bytes, that TH divides `height`, and with LAST = 0 that VEC divides
-//! `width` and `w_stride` is 2 (CO = BN / 2); with LAST = 1 that VEC divides `cin` and `w_stride * cout`.
-//!
-//! `interleave_half_any` and so on take any sizes, strides and addresses, and BM positions of a sample
-//! in a row, by an address for each element: neighbouring threads take neighbours along a pointer
-//! tile's first dimension, so that is the one that is dense in memory. PAIR = 1 is for `w_stride` 2
-//! with LAST = 0: residues along width are interleaved in the tile (CO = BN / 2).
+//! - `interleave_half`, `_tf32`, `_split` move tiles of TH rows of TW positions (BM = TH * TW) as views,
+//!   which the TMA takes where there is one. The tile of x is loaded once and serves all of a block's
+//!   items; its channels must fit in BK. `x` and `y` start at multiples of 16 bytes, VEC elements are 16
+//!   bytes, TH divides `height`; with LAST = 0 VEC divides `width` and `w_stride` is 2 (CO = BN / 2,
+//!   TW2 = 2 * TW), with LAST = 1 VEC divides `cin` and `w_stride * cout`.
+//! - `interleave_half_deep` and so on are the same for any number of channels: every item sums `chunks`
+//!   tiles.
+//! - `interleave_half_any` and so on take any sizes, strides and addresses, and BM positions of a sample
+//!   in a row, by an address for each element: neighbouring threads take neighbours along a pointer
+//!   tile's first dimension, so that is the one that is dense in memory. PAIR = 1 is for `w_stride` 2
+//!   with LAST = 0: residues along width are interleaved in the tile (BM2 = 2 * BM, CO = BN / 2).
 //!
 //! # Numbers
 //!
 //! As in `linear_gemm`. `tf32`: x is rounded here, w was by the pack. `split`: x is split here, by the
 //! exponent of control word 0, which `pack_largest` has filled; positions that it is too coarse for
-//! (see `pack`) are counted in control word 2. Each output is a sum over ci and nothing else, so
-//! infinities and NaN come out as they should, except of the split, which needs the guard.
+//! (see `pack`), in any tile of BK channels, are counted in control word 2. Each output is a sum over
+//! ci and nothing else, so infinities and NaN come out as they should, except of the split, which
+//! needs the guard.
 //!
 //! # Parameters, in order
 //!
@@ -50,8 +52,9 @@
 //! # Grid
 //!
 //! `tiles * parts` blocks along the first axis; part fastest, then tiles along width, height, depth
-//! and samples (positions and samples in `_any`). A sample of x and of y has fewer than 2^31 elements,
-//! `n * depth * d_stride * height` and all of w too. w starts at a multiple of 256 bytes.
+//! and samples (positions and samples in `_any`). No tile crosses samples. A sample of x and of y has
+//! fewer than 2^31 elements; `n * depth * d_stride * height` and the elements of w are fewer, too. w
+//! starts at a multiple of 256 bytes.
 #[cutile::module]
 pub mod interleave {
     use crate::epilogue::epilogue::activate;

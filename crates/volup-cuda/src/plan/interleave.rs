@@ -544,7 +544,7 @@ mod tests {
         assert!(plan.workspace_bytes >= 4 * 64 * 128 * 4);
         let cut = |step: &Step| match step {
             Step::Launch { variant, grid, arguments } => {
-                (variant.param("BK").unwrap(), arguments[13].clone(), arguments[14].clone(), grid[0])
+                (variant.param("BK").unwrap(), arguments[13], arguments[14], grid[0])
             }
             _ => panic!("{step:?}"),
         };
