@@ -67,6 +67,20 @@ impl Variant {
     }
 }
 
+/// Compile-time sizes that say how a kernel cuts its work, not what it can do.
+const TILES: [&str; 9] = ["B", "BC", "BK", "BM", "BN", "BP", "BR", "R", "U"];
+
+impl Variant {
+    /// Whether another kernel can do all that this one can, in other tiles.
+    pub(crate) fn does_the_same(&self, other: &Variant) -> bool {
+        let kind = |variant: &Variant| {
+            let sizes = variant.params.iter().filter(|(name, _)| !TILES.contains(name));
+            sizes.copied().collect::<Vec<_>>()
+        };
+        self.entry == other.entry && self.types == other.types && kind(self) == kind(other)
+    }
+}
+
 /// All kernels of a build.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Manifest {
@@ -103,7 +117,8 @@ impl Manifest {
         archs
     }
 
-    /// The kernels for a device: all of the closest architecture whose cubins it runs.
+    /// The kernels for a device: those of the closest architecture whose cubins it runs. Of kernels that
+    /// do the same only those that spill the least.
     ///
     /// # Errors
     /// [`Error::NoKernels`] if there are none at all, [`Error::NoKernelsForArch`].
@@ -120,7 +135,13 @@ impl Manifest {
                 built,
             });
         };
-        Ok(self.variants.iter().filter(|variant| variant.arch == closest).collect())
+        let built = || self.variants.iter().filter(|variant| variant.arch == closest);
+        let spills = |variant: &&Variant| {
+            let better =
+                |other: &Variant| other.local_bytes < variant.local_bytes && other.does_the_same(variant);
+            variant.local_bytes > 0 && built().any(better)
+        };
+        Ok(built().filter(|variant| !spills(variant)).collect())
     }
 
     /// The kernel of a name for a device.
@@ -182,6 +203,24 @@ mod tests {
         }
         assert_eq!(manifest.variant(&made_up(8, 9), "b").unwrap().param("BN"), Some(64));
         assert_eq!(manifest.variant(&made_up(8, 9), "b").unwrap().param("BK"), None);
+    }
+
+    #[test]
+    fn kernels_that_spill_give_way_to_their_like() {
+        let of = |name, tile: &'static [(&'static str, i64)], local_bytes| Variant {
+            params: tile,
+            local_bytes,
+            ..variant(name, 8, 0)
+        };
+        let variants = vec![
+            of("large", &[("BM", 128), ("LAST", 0)], 600),
+            of("small", &[("BM", 64), ("LAST", 0)], 0),
+            of("last, large", &[("BM", 128), ("LAST", 1)], 90),
+            of("last, small", &[("BM", 64), ("LAST", 1)], 16),
+        ];
+        let manifest = Manifest { compiler: "tileiras 13.5.37", variants };
+        let found = manifest.for_device(&made_up(8, 0)).unwrap();
+        assert_eq!(found.iter().map(|v| v.name).collect::<Vec<_>>(), ["small", "last, small"]);
     }
 
     #[test]

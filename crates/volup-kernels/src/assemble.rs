@@ -57,7 +57,6 @@ pub fn build(variants: &[Variant], archs: &[String], out: &Path, jobs: usize) ->
     }
     let tasks: Vec<(&String, &Variant)> =
         archs.iter().flat_map(|arch| variants.iter().map(move |variant| (arch, variant))).collect();
-    let tasks: Vec<_> = tasks.into_iter().filter(|(arch, variant)| variant.is_for(arch)).collect();
     let next = AtomicUsize::new(0);
     let done: Mutex<Vec<(usize, Result<Entry>)>> = Mutex::default();
     let work = || {
@@ -122,9 +121,10 @@ fn one(
     if !output.status.success() {
         bail!("tileiras: {}", String::from_utf8_lossy(&output.stderr).trim());
     }
-    let Usage { registers, local_bytes, shared_bytes } = inspect::gate(&fresh)?;
+    let Usage { registers, local_bytes, shared_bytes } = inspect::gate(&fresh, arch)?;
     fs::rename(&fresh, &path)?;
-    println!("{file}: {registers} registers, {shared_bytes} bytes of shared memory");
+    let spilled = if local_bytes > 0 { format!(", {local_bytes} bytes spilled") } else { String::new() };
+    println!("{file}: {registers} registers, {shared_bytes} bytes of shared memory{spilled}");
     let params = variant.params.iter().map(|(name, value)| {
         let value = value.as_integer().ok_or_else(|| anyhow!("{name} is not a number"))?;
         Ok((name.clone(), value.into()))

@@ -22,10 +22,6 @@ pub struct Variant {
     pub occupancy: Option<i32>,
     /// Warps of a block that compute; the compiler's choice if missing.
     pub worker_warps: Option<i32>,
-    /// Generations of GPUs that it is not compiled for: 8 for Ampere and Ada, 9 for Hopper, 10 and 12
-    /// for Blackwell.
-    #[serde(default)]
-    pub skip: Vec<u32>,
     /// What the variant is for.
     pub why: String,
 }
@@ -40,14 +36,6 @@ impl Variant {
         }
         let sizes: Vec<String> = self.params.values().map(ToString::to_string).collect();
         if sizes.is_empty() { name } else { format!("{name}_{}", sizes.join("x")) }
-    }
-
-    /// Whether it is compiled for an architecture such as `sm_90`.
-    pub fn is_for(&self, arch: &str) -> bool {
-        let digits =
-            arch.strip_prefix("sm_").and_then(|digits| digits.split_at_checked(digits.len().max(1) - 1));
-        let generation = digits.and_then(|(generation, _)| generation.parse().ok());
-        generation.is_some_and(|generation: u32| !self.skip.contains(&generation))
     }
 
     /// The arguments of the kernel's generics, in order.
@@ -86,20 +74,11 @@ mod tests {
 
     #[test]
     fn a_list_is_read() {
-        let variants = parse(&(ROW.to_string() + "skip = [8]\noccupancy = 2\n")).unwrap();
+        let variants = parse(&(ROW.to_string() + "occupancy = 2\n")).unwrap();
         let [variant] = variants.as_slice() else { panic!("{variants:?}") };
         assert_eq!(variant.name(), "pack_x_f16_64x8");
         assert_eq!(variant.generics(), ["f16", "64", "8"]);
         assert_eq!((variant.occupancy, variant.worker_warps), (Some(2), None));
-    }
-
-    #[test]
-    fn generations_are_skipped() {
-        let variants = parse(&(ROW.to_string() + "skip = [8, 10]\n")).unwrap();
-        let for_it = ["sm_80", "sm_89", "sm_90", "sm_100", "sm_120"].map(|arch| variants[0].is_for(arch));
-        assert_eq!(for_it, [false, false, true, false, true]);
-        assert!(!["", "sm_", "sm_x0", "90"].iter().any(|arch| variants[0].is_for(arch)));
-        assert!(parse(ROW).unwrap()[0].is_for("sm_80"));
     }
 
     #[test]

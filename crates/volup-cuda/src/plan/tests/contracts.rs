@@ -3,6 +3,7 @@
 //! Values are not rounded to what the kernels store. A float32 is split as `hi + lo / 2048` with a `lo`
 //! that matters but whose square does not, so that a part read in the other's place shows.
 
+use super::interleave;
 use super::machine::{Call, Machine, Pointer};
 use super::norm;
 use volup::{Activation, reference};
@@ -10,13 +11,14 @@ use volup::{Activation, reference};
 /// The bits of the largest float32.
 const FINITE: f64 = 0x7f7f_ffff_u32 as f64;
 /// The bits of 2^-12: 2^-26 of the largest magnitude that the split scales to.
-const COARSE: f64 = 0x3980_0000_u32 as f64;
+pub const COARSE: f64 = 0x3980_0000_u32 as f64;
 /// What lo is multiplied by.
-const LIFT: f64 = 2048.0;
+pub const LIFT: f64 = 2048.0;
 /// The share of a value that is split off.
 const SPLIT_OFF: f64 = 1.0 / 65536.0;
 /// Arguments that start at multiples of 256 bytes.
-const ALIGNED: [&str; 4] = ["linear_gemm a", "linear_gemm b", "pack_input out", "pack_input out_lo"];
+const ALIGNED: [&str; 5] =
+    ["linear_gemm a", "linear_gemm b", "pack_input out", "pack_input out_lo", "interleave w"];
 
 /// Does what a launch does.
 pub fn run(call: &Call<'_>, machine: &mut Machine) {
@@ -30,6 +32,7 @@ pub fn run(call: &Call<'_>, machine: &mut Machine) {
         name if name.starts_with("pack_input_") => pack_input(call, machine),
         name if name.starts_with("pack_weight_") => pack_weight(call, machine),
         name if name.starts_with("linear_gemm_") => linear_gemm(call, machine),
+        name if name.starts_with("interleave_") => interleave::run(call, machine),
         _ => norm::run(call, machine),
     }
 }
@@ -66,6 +69,7 @@ pub fn extents(call: &Call<'_>) -> Vec<(Pointer, i64)> {
             found.extend([("scale_x", 1), ("scale_w", columns)]);
         }
         name if name.starts_with("norm_") => found = norm::extents(call),
+        name if name.starts_with("interleave_") => found.extend(interleave::extents(call)),
         _ => {}
     }
     let found = found.into_iter().filter(|(name, _)| call.has(name));
@@ -78,12 +82,12 @@ pub fn view(call: &Call<'_>) -> i64 {
 }
 
 /// The bits of a magnitude as float32.
-fn bits(value: f64) -> f64 {
+pub fn bits(value: f64) -> f64 {
     f64::from((value.abs() as f32).to_bits())
 }
 
 /// The power of two that brings a magnitude, given as bits, to [2^14, 2^15), as far as float32 can.
-fn scale(bits: f64) -> f64 {
+pub fn scale(bits: f64) -> f64 {
     let biased = bits as i32 >> 23;
     f64::from((141 - biased).min(120)).exp2()
 }
@@ -296,6 +300,8 @@ fn linear_gemm(call: &Call<'_>, machine: &mut Machine) {
     assert_eq!(call.grid, [(rows + bm - 1) / bm * d_stride * h_stride * all, 1, 1]);
     assert!(pitch * a.width as i64 % 16 == 0 && chunks * bk * b.width as i64 % 32 == 0);
 
+    stores(call);
+
     // Tiles of A start anywhere; outside the view are zeros.
     let view = view(call);
     let tile_a = |machine: &Machine, row: i64, chunk: i64| -> Vec<f64> {
@@ -350,6 +356,21 @@ fn linear_gemm(call: &Call<'_>, machine: &mut Machine) {
     }
 }
 
+/// What a kernel's way to write y asks for.
+fn stores(call: &Call<'_>) {
+    let [pd, ph, pw, slices, channels] = call.ints(["pd", "ph", "pw", "slices", "channels"]);
+    let [d_stride, h_stride, w_stride] = call.ints(["d_stride", "h_stride", "w_stride"]);
+    let right = match call.size("STORE") {
+        2 => channels % 8 == 0 && (slices == 1 || w_stride == 1),
+        3 => {
+            let outputs = call.ints(["d_out", "h_out", "w_out"]);
+            [d_stride, h_stride, w_stride] == [1; 3] && [pd, ph, pw] == outputs && pd * ph * pw % 8 == 0
+        }
+        _ => true,
+    };
+    assert!(right, "{}", call.variant.name);
+}
+
 /// Writes the rows of a tile that are positions and its columns that are channels to y, with the bias
 /// and through the activation.
 fn finish(
@@ -389,7 +410,7 @@ fn finish(
     }
 }
 
-fn biased(call: &Call<'_>, machine: &Machine, bias: Pointer, channel: i64) -> f64 {
+pub fn biased(call: &Call<'_>, machine: &Machine, bias: Pointer, channel: i64) -> f64 {
     if call.int("has_bias") == 1 { machine.read(bias, channel) } else { 0.0 }
 }
 

@@ -35,12 +35,15 @@ pub struct Machine {
     buffers: [Vec<Cell>; 7],
     launch: usize,
     doing: String,
+    /// Whether inputs and outputs start at multiples of 16 bytes.
+    aligned: bool,
 }
 
 impl Machine {
     /// Nothing but a workspace that nobody has written to.
-    pub fn new(workspace_bytes: usize) -> Machine {
-        let mut machine = Machine { buffers: Default::default(), launch: 0, doing: "outside".into() };
+    pub fn new(workspace_bytes: usize, aligned: bool) -> Machine {
+        let mut machine =
+            Machine { buffers: Default::default(), launch: 0, doing: "outside".into(), aligned };
         machine.allocate(Buffer::Workspace, workspace_bytes);
         machine
     }
@@ -96,18 +99,26 @@ impl Machine {
         }
     }
 
-    /// Changes an element as an atomic does, in no order with others.
+    /// Changes an element as an atomic does, in no order with others. What nobody cleared stays unset.
     pub fn update(&mut self, pointer: Pointer, index: i64, change: impl Fn(f64) -> f64) {
-        let value = self.read(pointer, index);
         let cell = self.cell(pointer, index);
-        self.buffers[pointer.buffer as usize][cell].value = change(value);
+        if self.buffers[pointer.buffer as usize][cell].width > 0 {
+            let value = change(self.read(pointer, index));
+            self.buffers[pointer.buffer as usize][cell].value = value;
+        }
     }
 
     /// Does what a plan asks for; `kernel` does a launch.
     pub fn run(&mut self, plan: &Plan, kernel: impl Fn(&Call<'_>, &mut Machine)) {
         for (index, step) in plan.steps.iter().enumerate() {
             self.launch = index + 1;
+            let step = match step {
+                Step::Aligned { aligned, .. } if self.aligned => aligned,
+                Step::Aligned { any, .. } => any,
+                step => step,
+            };
             match step {
+                Step::Aligned { .. } => unreachable!("one of two launches"),
                 Step::Clear { at, words } => {
                     self.doing = "clear".into();
                     let pointer = Pointer { buffer: Buffer::Workspace, at: *at as usize, width: 4 };
@@ -135,6 +146,16 @@ pub struct Call<'a> {
     pub arguments: &'a [Argument],
     /// What it asks for.
     pub signature: &'static Signature,
+}
+
+/// The launches of a step: two where it has a choice.
+pub fn calls(step: &Step) -> Vec<Call<'_>> {
+    match step {
+        Step::Aligned { aligned, any } => {
+            [aligned, any].into_iter().filter_map(|step| Call::new(step)).collect()
+        }
+        step => Call::new(step).into_iter().collect(),
+    }
 }
 
 impl<'a> Call<'a> {

@@ -6,11 +6,12 @@ use std::collections::HashMap;
 use std::sync::OnceLock;
 
 /// The list of variants.
-pub const VARIANTS: &str = include_str!("../../../../volup-kernels/variants.toml");
+const VARIANTS: &str = include_str!("../../../../volup-kernels/variants.toml");
 
 /// The kernels' files by family.
-const SOURCES: [(&str, &str); 4] = [
+const SOURCES: [(&str, &str); 5] = [
     ("direct", include_str!("../../../../volup-kernels/src/direct.rs")),
+    ("interleave", include_str!("../../../../volup-kernels/src/interleave.rs")),
     ("linear_gemm", include_str!("../../../../volup-kernels/src/linear_gemm.rs")),
     ("norm", include_str!("../../../../volup-kernels/src/norm.rs")),
     ("pack", include_str!("../../../../volup-kernels/src/pack.rs")),
@@ -26,13 +27,12 @@ pub fn devices() -> [DeviceInfo; 3] {
 
 /// All variants for an architecture, as their build would list them.
 pub fn variants_for(arch: Arch) -> Vec<Variant> {
-    static LEAKED: OnceLock<Vec<(variants::Variant, Variant)>> = OnceLock::new();
+    static LEAKED: OnceLock<Vec<Variant>> = OnceLock::new();
     let all = LEAKED.get_or_init(|| {
         let listed = variants::parse(VARIANTS).expect("a valid list of variants");
-        listed.into_iter().map(|variant| (variant.clone(), leaked(&variant))).collect()
+        listed.iter().map(leaked).collect()
     });
-    let of_arch = all.iter().filter(|(listed, _)| listed.is_for(&arch.to_string()));
-    of_arch.map(|&(_, variant)| Variant { arch, ..variant }).collect()
+    all.iter().map(|&variant| Variant { arch, ..variant }).collect()
 }
 
 fn leaked(listed: &variants::Variant) -> Variant {

@@ -57,8 +57,8 @@ impl Example {
     }
 
     /// What the machine computes, beside what it should; and whether a guarded kernel had to.
-    fn run(&self, plan: &Plan, request: &Request) -> (Deviation, bool) {
-        let mut machine = Machine::new(plan.workspace_bytes);
+    fn run(&self, plan: &Plan, request: &Request, aligned: bool) -> (Deviation, bool) {
+        let mut machine = Machine::new(plan.workspace_bytes, aligned);
         let width = self.dtype.size();
         let Data::F64(input) = self.input.cast(DType::F64, request.input_format).unwrap().into_data() else {
             unreachable!("it was cast")
@@ -95,6 +95,12 @@ fn kernels(device: &DeviceInfo, columns: Option<i64>) -> Vec<Variant> {
 fn features(plan: &Plan) -> BTreeSet<&'static str> {
     let mut found = BTreeSet::new();
     let calls = launches(plan);
+    for call in calls.iter().filter(|call| call.variant.family == "interleave") {
+        let kind = ["deep", "any"].into_iter().find(|kind| call.kernel().ends_with(kind));
+        found.insert(kind.unwrap_or("kept"));
+        found.extend((call.size("LAST") == 1).then_some("channels last"));
+        found.extend((call.int("blocks") > 1).then_some("column blocks"));
+    }
     let products = calls.iter().filter(|call| call.variant.family == "linear_gemm");
     let batches: BTreeSet<i64> = products.clone().map(|call| call.int("rows")).collect();
     for call in products {
@@ -111,18 +117,24 @@ fn features(plan: &Plan) -> BTreeSet<&'static str> {
     found
 }
 
-/// Groups of so many channels that they are computed apart, which the table has not.
-fn many_groups() -> Case {
-    let conv =
-        ConvSpec::builder(256, 192, [1, 2, 3]).stride([1, 2, 1]).padding([0, 1, 1]).groups(4).bias(true);
-    Case {
-        name: "many-groups",
-        why: "slices of whole groups, each with its columns and its part of the reduction",
-        block: conv.build().expect("a valid convolution").into(),
+/// What the table has not: groups of so many channels that they are computed apart, and sizes that are
+/// whole tiles of `interleave`.
+fn more() -> [Case; 3] {
+    let groups = ConvSpec::builder(256, 192, [1, 2, 3]).stride([1, 2, 1]).padding([0, 1, 1]).groups(4);
+    let whole = |channels| ConvSpec::builder(channels, 40, 2).stride(2);
+    [
+        ("many-groups", groups, [2, 3, 5], "each slice has its columns and its part of the reduction"),
+        ("whole-tiles", whole(24), [1, 8, 16], "moved as views"),
+        ("whole-deep-tiles", whole(136), [1, 8, 16], "more channels than a tile of x keeps"),
+    ]
+    .map(|(name, conv, input, why)| Case {
+        name,
+        why,
+        block: conv.bias(true).build().expect("a valid convolution").into(),
         batch: Some(2),
-        input: [2, 3, 5],
+        input,
         format: MemoryFormat::Contiguous,
-    }
+    })
 }
 
 /// Runs all planned cases of the table on a device's kernels.
@@ -136,7 +148,7 @@ fn check(
     let variants: Vec<&Variant> = variants.iter().collect();
     let mut found = BTreeSet::new();
     let precisions = if dtype == DType::F32 { &Precision::ALL[..] } else { &[Precision::Ieee] };
-    for case in cases().iter().chain([&many_groups()]).filter(|case| case.batch != Some(0)) {
+    for case in cases().iter().chain(&more()).filter(|case| case.batch != Some(0)) {
         let example = Example::new(case, dtype, |_, _| {});
         for &precision in precisions {
             for formats in FORMATS.iter().flat_map(|input| FORMATS.map(|output| [*input, output])) {
@@ -146,11 +158,19 @@ fn check(
                 }
                 let request = example.request(algorithm, precision, formats);
                 let plan = Plan::new(&request, device, &variants).unwrap();
+                // Where a family does not apply, or has no kernel of so many columns.
+                let optional = algorithm == Algorithm::Interleave || columns.is_some();
+                if optional && plan.algorithm != algorithm {
+                    continue;
+                }
                 let asked = if example.is_left_to_direct() { Algorithm::Direct } else { algorithm };
                 assert_eq!(plan.algorithm, asked, "{plan} for {case}");
                 println!("{case}; {dtype}, {precision}, {formats:?}; {plan}");
-                let (deviation, needed) = example.run(&plan, &request);
-                assert!(deviation.is_ok() && !needed, "{deviation}");
+                let choices = plan.steps.iter().any(|step| matches!(step, Step::Aligned { .. }));
+                for aligned in if choices { &[true, false][..] } else { &[true] } {
+                    let (deviation, needed) = example.run(&plan, &request, *aligned);
+                    assert!(deviation.is_ok() && !needed, "{aligned}: {deviation}");
+                }
                 found.extend(features(&plan));
             }
         }
@@ -176,6 +196,15 @@ fn linear_gemm_computes_the_definition() {
         "steps that skip",
         "windows",
     ];
+    assert_eq!(found.into_iter().collect::<Vec<_>>(), expected);
+}
+
+#[test]
+fn interleave_computes_the_definition() {
+    let [_, hopper, small] = devices();
+    let mut found = check(&hopper, None, DType::F32, Algorithm::Interleave);
+    found.extend(check(&small, None, DType::Bf16, Algorithm::Interleave));
+    let expected = ["any", "channels last", "column blocks", "deep", "kept"];
     assert_eq!(found.into_iter().collect::<Vec<_>>(), expected);
 }
 
@@ -211,7 +240,7 @@ fn the_guard_notices_what_the_fast_path_cannot_compute() {
                     let request = example.request(Algorithm::LinearGemm, precision, formats);
                     let plan = Plan::new(&request, &device, &variants).unwrap();
                     println!("{case}; {dtype}, {precision}; {what}; {plan}");
-                    let (deviation, needed) = example.run(&plan, &request);
+                    let (deviation, needed) = example.run(&plan, &request, true);
                     assert!(deviation.is_ok(), "{deviation}");
                     // Only the split is too coarse for what is small.
                     assert_eq!(needed, what != small.0 || split, "{what}");
@@ -257,7 +286,8 @@ fn a_wrong_argument_shows() {
             }
         }
         assert!(changed, "{kernel} has no {name}");
-        let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| example.run(&plan, &request).0.is_ok()));
+        let outcome =
+            std::panic::catch_unwind(AssertUnwindSafe(|| example.run(&plan, &request, true).0.is_ok()));
         if outcome.unwrap_or(false) {
             unnoticed.push((kernel, name));
         }
