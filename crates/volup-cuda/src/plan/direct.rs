@@ -1,6 +1,6 @@
 //! Planning `direct`: every output by its definition.
 
-use super::{Argument, Buffer, Context, Step, activation_code, int, strides};
+use super::{Argument, Buffer, Context, Step, activation_code, epilogue, int, strides};
 use crate::Variant;
 use volup::{DType, Result};
 
@@ -56,8 +56,7 @@ pub(super) fn step(context: Context<'_>, control: Option<u64>) -> Result<Step> {
     let input = strides(geometry.input_shape(), request.input_format);
     let output = strides(geometry.output_shape(), request.output_format);
     arguments.extend(input.into_iter().chain(output).map(|stride| Argument::I64(stride as i64)));
-    let post = request.block.post_activation().filter(|_| request.block.norm().is_none());
-    for activation in [request.block.activation(), post] {
+    for activation in epilogue(&request.block) {
         let (code, slope) = activation_code(activation);
         arguments.extend([code.into(), Argument::F64(slope)]);
     }

@@ -1,6 +1,6 @@
 //! Planning `interleave`: kernels that are their stride. The kernels' file says what the numbers mean.
 
-use super::{Argument, Buffer, Context, Step, Workspace, activation_code, direct, int};
+use super::{Argument, Buffer, Context, Step, Workspace, activation_code, direct, epilogue, int};
 use crate::Variant;
 use std::fmt;
 use volup::{DType, MemoryFormat, Precision, Result};
@@ -186,6 +186,10 @@ impl<'a> Interleave<'a> {
     pub(super) fn new(context: Context<'a>) -> Option<Interleave<'a>> {
         let request = context.request;
         let (geometry, conv) = (&request.geometry, request.geometry.conv());
+        // Two activations in a row are left to the definition.
+        if epilogue(&request.block)[1].is_some() {
+            return None;
+        }
         let operand = match (request.dtype, request.precision) {
             (DType::F64, _) => return None,
             (DType::F16 | DType::Bf16, _) => Operand::Half,
@@ -241,9 +245,8 @@ impl<'a> Interleave<'a> {
     ) -> Result<()> {
         let split = self.operand == Operand::Split;
         let control = workspace.take(CONTROL_WORDS * 4);
+        steps.push(Step::Clear { at: control, words: CONTROL_WORDS });
         if split {
-            // Of the others nobody reads what the pack leaves.
-            steps.push(Step::Clear { at: control, words: CONTROL_WORDS });
             let elements: usize = context.request.geometry.input_shape().iter().product();
             let variant = *context.kernel("pack_largest", &[], &[])?;
             let tiles = elements.div_ceil(variant.param("B").unwrap_or(1) as usize);
@@ -342,7 +345,7 @@ impl<'a> Interleave<'a> {
         push(&mut arguments, [n, cin, conv.out_channels(), depth, height, width])?;
         push(&mut arguments, conv.stride())?;
         push(&mut arguments, [tiling.chunks, tiling.blocks, tiling.parts])?;
-        let (code, slope) = activation_code(request.block.activation());
+        let (code, slope) = activation_code(epilogue(&request.block)[0]);
         arguments.extend([i32::from(conv.has_bias()).into(), code.into(), Argument::F64(slope)]);
         let grid = [(tiling.tiles * tiling.parts) as u32, 1, 1];
         Ok(Step::Launch { variant: *tiling.kernel, grid, arguments })
@@ -535,7 +538,8 @@ mod tests {
     #[test]
     fn one_packed_weight_serves_both_kernels() {
         let (plan, _) = plan([100, 32], [2, 2, 2], [16; 3], FIRST, DType::F32, Precision::Tf32);
-        let [Step::Launch { arguments: pack, .. }, Step::Aligned { aligned, any }] = plan.steps.as_slice()
+        let [Step::Clear { .. }, Step::Launch { arguments: pack, .. }, Step::Aligned { aligned, any }] =
+            plan.steps.as_slice()
         else {
             panic!("{plan:?}")
         };

@@ -1,7 +1,7 @@
 //! Planning `linear_gemm`: pitches, windows, slices of channels, tiles. The kernels' file says what
 //! the numbers mean.
 
-use super::{Argument, Buffer, Context, Step, Workspace, activation_code, direct, int, strides};
+use super::{Argument, Buffer, Context, Step, Workspace, activation_code, direct, epilogue, int, strides};
 use crate::Variant;
 use std::fmt;
 use volup::{Axis, DType, MemoryFormat, Precision, Result};
@@ -163,7 +163,7 @@ impl<'a> Linear<'a> {
     pub(super) fn new(context: Context<'a>) -> Result<Option<Linear<'a>>> {
         let request = context.request;
         // Two activations in a row are left to the definition.
-        if request.block.norm().is_none() && request.block.post_activation().is_some() {
+        if epilogue(&request.block)[1].is_some() {
             return Ok(None);
         }
         let operand = match (request.dtype, request.precision) {
@@ -531,7 +531,7 @@ impl<'a> Linear<'a> {
         let numbers = [width.axis.output, width.first, self.w_steps, self.w_step, self.chunks];
         push(&mut arguments, numbers.into_iter().chain([self.slices, self.blocks, self.slice_out]))?;
         push(&mut arguments, strides(request.geometry.output_shape(), request.output_format))?;
-        let (code, slope) = activation_code(request.block.activation());
+        let (code, slope) = activation_code(epilogue(&request.block)[0]);
         arguments.push(i32::from(conv.has_bias()).into());
         arguments.extend([code.into(), Argument::F64(slope)]);
         if self.operand == Operand::Split {

@@ -179,6 +179,16 @@ impl<'a> Context<'a> {
     }
 }
 
+/// The activations that follow the convolution at once, in order. Without a normalization both of a
+/// block's do; only `direct` computes two.
+fn epilogue(block: &BlockSpec) -> [Option<Activation>; 2] {
+    match (block.norm(), block.activation(), block.post_activation()) {
+        (Some(_), activation, _) => [activation, None],
+        (None, None, post) => [post, None],
+        (None, activation, post) => [activation, post],
+    }
+}
+
 /// The code that kernels know an activation by, and its slope.
 fn activation_code(activation: Option<Activation>) -> (i32, f64) {
     match activation {

@@ -129,7 +129,6 @@ impl Machine {
                     self.doing = format!("step {index}, {}", call.variant.name);
                     kernel(&call, self);
                 }
-                Step::Aligned { .. } => panic!("the interleave kernels are not interpreted"),
             }
         }
         self.launch = 0;
