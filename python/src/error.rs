@@ -21,10 +21,10 @@ pub(crate) fn raised(error: Error) -> PyErr {
         Error::UnknownName { .. } | Error::Eps { .. } | Error::Slope { .. } | Error::Decoder { .. } => {
             PyValueError::new_err(text)
         }
-        Error::NoDriver { .. }
+        Error::NoDriver
         | Error::OldDriver { .. }
         | Error::NoDevice { .. }
-        | Error::NoKernels { .. }
+        | Error::NoKernels
         | Error::NoKernelsForArch { .. }
         | Error::MissingKernel { .. } => NoEngineError::new_err(text),
         Error::Io { .. } => PyOSError::new_err(text),

@@ -170,7 +170,7 @@ pub mod interleave {
             // Not weak: the compiler would copy it through shared memory ahead of time, each element by
             // several threads at once.
             let (v, _t): (Tile<T, { [BN] }>, Token) = unsafe {
-                load_ptr_tko(p, ordering::Relaxed, Some(scope::Device), Some(here), None, None, Latency::<0>)
+                load_ptr_tko(p, ordering::Weak, None::<scope::TileBlock>, Some(here), None, None, Latency::<1>)
             };
             let v: Tile<f32, { [BN] }> = convert_tile(v);
             b = select(here, v, b);
@@ -187,7 +187,7 @@ pub mod interleave {
         let p: PointerTile<*mut f32, { [BN] }> = p.broadcast(shape![BN]);
         let p: PointerTile<*mut f32, { [BN] }> = p.offset_tile(column);
         let (v, _t): (Tile<f32, { [BN] }>, Token) = unsafe {
-            load_ptr_tko(p, ordering::Relaxed, Some(scope::Device), None, None, None, Latency::<0>)
+            load_ptr_tko(p, ordering::Weak, None::<scope::TileBlock>, None, None, None, Latency::<1>)
         };
         v
     }

@@ -9,6 +9,11 @@
 //! unused, `[4]` the float 2^-ex of the split. Only integer maxima and sums are taken, so their order
 //! does not matter.
 //!
+//! # Loads
+//!
+//! `CHANNELS_LAST` says how x lies: 0, NCDHW; 1, any NDHWC; 2, NDHWC in one slice whose channels are a
+//! multiple of 8, from an address that is a multiple of 16 bytes on: 16 bytes at a time.
+//!
 //! # The split
 //!
 //! `x * 2^ex = hi + 2^-11 * lo` with fp16 parts: the largest magnitude goes to [2^14, 2^15). A value
@@ -198,6 +203,31 @@ pub mod pack {
                 & column_here.reshape(shape![1, BC]).broadcast(shape![BR, BC]);
             let at: Tile<i32, { [BR, BC] }> = row_at.reshape(shape![BR, 1]).broadcast(shape![BR, BC])
                 + column_at.reshape(shape![1, BC]).broadcast(shape![BR, BC]);
+            let p: PointerTile<*mut T, { [BR, BC] }> = p.broadcast(shape![BR, BC]);
+            let p: PointerTile<*mut T, { [BR, BC] }> = p.offset_tile(at);
+            let (v, _t): (Tile<T, { [BR, BC] }>, Token) = unsafe {
+                load_ptr_tko(p, ordering::Weak, None::<scope::TileBlock>, Some(here), None, None, Latency::<0>)
+            };
+            let v: Tile<f32, { [BR, BC] }> = convert_tile(v);
+            let none: Tile<f32, { [BR, BC] }> = constant(0.0f32, shape![BR, BC]);
+            let v: Tile<f32, { [BR, BC] }> = select(here, v, none);
+            v
+        } else if CHANNELS_LAST == 2i32 {
+            // One slice of whole vectors of channels: columns lie as x does.
+            let row_at: Tile<i32, { [BR] }> = unsafe { assume_div_by::<_, 8>(row_at) };
+            let first: i32 = unsafe { assume_div_by::<_, 8>(column0) };
+            let along: Tile<i32, { [BC] }> = iota(shape![BC]);
+            let along: Tile<i32, { [BC] }> = along + broadcast_scalar(first, shape![BC]);
+            let here: Tile<bool, { [BR, BC] }> = row_here.reshape(shape![BR, 1]).broadcast(shape![BR, BC])
+                & column_here.reshape(shape![1, BC]).broadcast(shape![BR, BC]);
+            let one: Tile<i32, { [BR, BC] }> = constant(1i32, shape![BR, BC]);
+            let zero: Tile<i32, { [BR, BC] }> = constant(0i32, shape![BR, BC]);
+            let here: Tile<i32, { [BR, BC] }> = select(here, one, zero);
+            let here: Tile<i32, { [BR, BC] }> = unsafe { assume_same_elements_2d::<_, 1, 8>(here) };
+            let here: Tile<bool, { [BR, BC] }> = ne_tile(here, zero);
+            let at: Tile<i32, { [BR, BC] }> = row_at.reshape(shape![BR, 1]).broadcast(shape![BR, BC])
+                + along.reshape(shape![1, BC]).broadcast(shape![BR, BC]);
+            let p: PointerTile<*mut T, { [1, 1] }> = unsafe { assume_div_by::<_, 16>(p) };
             let p: PointerTile<*mut T, { [BR, BC] }> = p.broadcast(shape![BR, BC]);
             let p: PointerTile<*mut T, { [BR, BC] }> = p.offset_tile(at);
             let (v, _t): (Tile<T, { [BR, BC] }>, Token) = unsafe {

@@ -466,13 +466,19 @@ impl<'a> Linear<'a> {
         let request = context.request;
         let workspace = |at| Argument::Pointer(Buffer::Workspace, at);
         let types: &[&str] = if self.operand == Operand::Half { &[context.type_name()] } else { &[] };
-        let last = i64::from(request.input_format == MemoryFormat::ChannelsLast3d);
+        let [_, channels, depth, height, width] = request.geometry.input_shape();
+        let last = match request.input_format {
+            MemoryFormat::Contiguous => 0,
+            MemoryFormat::ChannelsLast3d if self.slices == 1 && channels.is_multiple_of(8) => 2,
+            MemoryFormat::ChannelsLast3d => 1,
+        };
         let name = format!("pack_input_{}", self.operand.name());
         // The narrowest tile of channels that holds all of them, or the widest.
         let kernels =
             context.kernels(&name, types).filter(|kernel| kernel.param("CHANNELS_LAST") == Some(last));
-        let width = |kernel: &&Variant| kernel.param("BC").unwrap_or(1) as usize;
-        let enough = |kernel: &&Variant| (width(kernel) < self.pitch, width(kernel).abs_diff(self.pitch));
+        let block_of = |kernel: &&Variant| kernel.param("BC").unwrap_or(1) as usize;
+        let enough =
+            |kernel: &&Variant| (block_of(kernel) < self.pitch, block_of(kernel).abs_diff(self.pitch));
         let variant = kernels.min_by_key(enough).copied();
         let variant = match variant {
             Some(variant) => variant,
@@ -484,7 +490,6 @@ impl<'a> Linear<'a> {
         let bytes = rows * self.pitch * self.operand.bytes();
         arguments.extend((0..self.operand.parts()).map(|part| workspace(input + (part * bytes) as u64)));
         arguments.push(workspace(control));
-        let [_, channels, depth, height, width] = request.geometry.input_shape();
         let [pd, ph, pw] = self.axes.map(|axis| axis.pitch);
         let numbers = [rows, self.axes[2].reach, self.pitch, pd, ph, pw, count, depth, height, width];
         push(&mut arguments, numbers.into_iter().chain([channels, self.slice_in, self.slice_pitch]))?;

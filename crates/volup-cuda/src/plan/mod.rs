@@ -225,6 +225,10 @@ impl Plan {
     /// past what the kernels count to.
     pub fn new(request: &Request, device: &DeviceInfo, variants: &[&Variant]) -> Result<Plan> {
         let context = Context { request, device, variants };
+        if request.geometry.batch() == 0 {
+            let (steps, summary) = (Vec::new(), "nothing to do".to_string());
+            return Ok(Plan { steps, workspace_bytes: 0, algorithm: Algorithm::Direct, summary });
+        }
         let direct = direct::seconds(context);
         let mut linear = linear_gemm::Linear::new(context)?;
         let mut interleave = interleave::Interleave::new(context);
@@ -256,7 +260,11 @@ impl Plan {
             }
         };
         if let Some(norm) = request.block.norm() {
-            norm::steps(context, norm, &mut workspace, &mut steps)?;
+            // The convolution is done: its memory serves again, but for the control words at its start,
+            // which say how it was computed.
+            let mut again = Workspace { bytes: if workspace.bytes > 0 { 256 } else { 0 } };
+            norm::steps(context, norm, &mut again, &mut steps)?;
+            workspace.bytes = workspace.bytes.max(again.bytes);
             summary.push_str("; two-pass norm");
         }
         Ok(Plan { steps, workspace_bytes: workspace.bytes, algorithm, summary })
