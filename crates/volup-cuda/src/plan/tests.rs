@@ -139,7 +139,7 @@ fn the_workspace_is_small() {
 
 #[test]
 fn an_empty_batch_asks_for_nothing() {
-    let case = volup::testing::cases().into_iter().find(|case| case.name == "batch-0").unwrap();
+    let case = cases().into_iter().find(|case| case.name == "batch-0").unwrap();
     for request in requests(&case) {
         let [_, device, _] = devices();
         let plan = plan(&request, &device, &[]).unwrap();
