@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,13 @@ TABLE = {
     and (case["block"]["norm_groups"] is None or case["block"]["affine"])
 }
 SMALL = ["kb1-58-small", "kb1-72-small", "kb2-60-block-small", "nnunet-64-32-64-block-small"]
+
+
+@pytest.fixture(autouse=True)
+def flags_may_change() -> Iterator[None]:
+    """PyTorch's test helpers, which another test imports, freeze its flags for the whole process."""
+    with torch.backends.__allow_nonbracketed_mutation():
+        yield
 
 
 @pytest.mark.parametrize("name", TABLE)
