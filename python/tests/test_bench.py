@@ -32,7 +32,7 @@ SMALL = ["kb1-58-small", "kb1-72-small", "kb2-60-block-small", "nnunet-64-32-64-
 
 @pytest.fixture(autouse=True)
 def flags_may_change() -> Iterator[None]:
-    """PyTorch's test helpers, which another test imports, freeze its flags for the whole process."""
+    """PyTorch's own test tools, which another test imports, freeze its flags for good."""
     with torch.backends.__allow_nonbracketed_mutation():
         yield
 
