@@ -1,7 +1,6 @@
 //! Planning `direct`: every output by its definition.
 
-use super::{Argument, Buffer, Context, Step, activation_code, epilogue, int, strides};
-use crate::Variant;
+use super::{Argument, Buffer, Context, Step, activation_code, epilogue, push, size, strides};
 use volup::{DType, Result};
 
 /// Multiply-adds a second of one multiprocessor, seen on an H200.
@@ -25,14 +24,7 @@ pub(super) fn step(context: Context<'_>, control: Option<u64>) -> Result<Step> {
     let (geometry, conv) = (&request.geometry, request.geometry.conv());
     let types = [context.type_name(), context.accumulator_name()];
     let out_per_group = conv.out_channels() / conv.groups();
-    // The narrowest tile of channels that holds a group's, or the widest.
-    let width = |kernel: &&Variant| kernel.param("BC").unwrap_or(1) as usize;
-    let enough = |kernel: &&Variant| (width(kernel) < out_per_group, width(kernel).abs_diff(out_per_group));
-    let variant = match context.kernels("direct", &types).min_by_key(enough) {
-        Some(variant) => *variant,
-        None => *context.kernel("direct", &types, &[])?,
-    };
-    let size = |name| variant.param(name).unwrap_or(1) as usize;
+    let variant = *context.narrowest("direct", &types, &[], "BC", out_per_group)?;
     let control = match control {
         Some(at) => [Argument::Pointer(Buffer::Workspace, at), 0.into(), 1.into()],
         // Not read: any address will do.
@@ -45,13 +37,10 @@ pub(super) fn step(context: Context<'_>, control: Option<u64>) -> Result<Step> {
     arguments.extend([control, i32::from(conv.has_bias()).into(), guarded, small_limit]);
     let groups = conv.groups();
     let in_per_group = conv.in_channels() / groups;
-    for number in [geometry.batch(), groups, in_per_group, out_per_group] {
-        arguments.push(int(number)?.into());
-    }
+    push(&mut arguments, [geometry.batch(), groups, in_per_group, out_per_group])?;
     for axis in geometry.axes() {
-        for number in [axis.input, axis.output, axis.kernel, axis.stride, axis.padding, axis.dilation] {
-            arguments.push(int(number)?.into());
-        }
+        let sizes = [axis.input, axis.output, axis.kernel, axis.stride, axis.padding, axis.dilation];
+        push(&mut arguments, sizes)?;
     }
     let input = strides(geometry.input_shape(), request.input_format);
     let output = strides(geometry.output_shape(), request.output_format);
@@ -61,8 +50,8 @@ pub(super) fn step(context: Context<'_>, control: Option<u64>) -> Result<Step> {
         arguments.extend([code.into(), Argument::F64(slope)]);
     }
     let tiles = (geometry.batch() * groups)
-        .saturating_mul(out_per_group.div_ceil(size("BC")))
-        .saturating_mul(geometry.output_voxels().div_ceil(size("BP")));
+        .saturating_mul(out_per_group.div_ceil(size(&variant, "BC")))
+        .saturating_mul(geometry.output_voxels().div_ceil(size(&variant, "BP")));
     let blocks = tiles.min(BLOCKS * context.device.multiprocessors).max(1);
     Ok(Step::Launch { variant, grid: [blocks as u32, 1, 1], arguments })
 }

@@ -1,12 +1,11 @@
 //! Planning `interleave`: kernels that are their stride. The kernels' file says what the numbers mean.
 
-use super::{Argument, Buffer, Context, Step, Workspace, activation_code, direct, epilogue, int};
+use super::pack::{self, Operand, PackedWeight, WeightLayout};
+use super::{Argument, Buffer, Context, Step, Workspace, activation_code, direct, epilogue, push};
 use crate::Variant;
 use std::fmt;
-use volup::{DType, MemoryFormat, Precision, Result};
+use volup::{MemoryFormat, Result};
 
-/// The words that the pack leaves for later kernels.
-const CONTROL_WORDS: usize = 8;
 /// Counts are in 32 bits, with room for a tile past the end.
 const MOST: usize = i32::MAX as usize - (1 << 16);
 /// What a launch costs beside its work, in seconds.
@@ -22,45 +21,15 @@ const TURN: f64 = 0.5e-6;
 /// Blocks that a multiprocessor is given, at least, where tiles can be shared by several.
 const BLOCKS: usize = 6;
 
-/// How operands are multiplied.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Operand {
-    /// float16 or bfloat16 as they are.
-    Half,
-    /// float32 rounded to tf32.
-    Tf32,
-    /// float32 as two float16.
-    Split,
-}
-
-impl Operand {
-    fn name(self) -> &'static str {
-        match self {
-            Operand::Half => "half",
-            Operand::Tf32 => "tf32",
-            Operand::Split => "split",
-        }
-    }
-
-    /// Bytes of an element of the packed weight, and its parts.
-    fn weight(self) -> (usize, usize) {
-        match self {
-            Operand::Half => (2, 1),
-            Operand::Tf32 => (4, 1),
-            Operand::Split => (2, 2),
-        }
-    }
-
-    /// Executed flops a second of one multiprocessor: what an H200 should reach at these tiles, shared
-    /// out. Rounding and splitting stand between load and product.
-    fn rate(self) -> f64 {
-        let all = match self {
-            Operand::Half => 300e12,
-            Operand::Tf32 => 100e12,
-            Operand::Split => 60e12,
-        };
-        all / 132.0
-    }
+/// Executed flops a second of one multiprocessor: what an H200 should reach at these tiles, shared out.
+/// Rounding and splitting stand between load and product.
+fn rate(operand: Operand) -> f64 {
+    let all = match operand {
+        Operand::Half => 300e12,
+        Operand::Tf32 => 100e12,
+        Operand::Split => 60e12,
+    };
+    all / 132.0
 }
 
 /// A kernel and how it cuts the work.
@@ -134,13 +103,13 @@ impl<'a> Tiling<'a> {
         let parts = items.div_ceil(per);
         let weights = items.checked_mul(n)?.checked_mul(chunks * k)?;
         let grid = tiles.checked_mul(parts)?;
-        if weights.checked_mul(operand.weight().1)? > MOST || grid > MOST {
+        if weights.checked_mul(operand.parts())? > MOST || grid > MOST {
             return None;
         }
 
         let work = 2.0 * (tiles * m) as f64 * (items * n) as f64 * (chunks * k) as f64;
         let full = (grid as f64 / processors as f64).min(1.0);
-        let compute = work / (operand.rate() * processors as f64 * full);
+        let compute = work / (rate(operand) * processors as f64 * full);
         let bytes = |shape: [usize; 5]| {
             shape.iter().map(|&size| size as f64).product::<f64>() * context.request.dtype.size() as f64
         };
@@ -163,7 +132,6 @@ impl<'a> Tiling<'a> {
 /// A plan of this family.
 pub(super) struct Interleave<'a> {
     operand: Operand,
-    last: bool,
     /// For inputs and outputs that start at multiples of 16 bytes, where their sizes allow it.
     aligned: Option<Tiling<'a>>,
     /// For all others.
@@ -190,12 +158,7 @@ impl<'a> Interleave<'a> {
         if epilogue(&request.block)[1].is_some() {
             return None;
         }
-        let operand = match (request.dtype, request.precision) {
-            (DType::F64, _) => return None,
-            (DType::F16 | DType::Bf16, _) => Operand::Half,
-            (DType::F32, Precision::Tf32) => Operand::Tf32,
-            (DType::F32, Precision::Ieee) => Operand::Split,
-        };
+        let operand = Operand::of(context)?;
         let one_tap = geometry.axes().iter().all(|axis| {
             axis.kernel == axis.stride
                 && (axis.dilation == 1 || axis.kernel == 1)
@@ -213,11 +176,11 @@ impl<'a> Interleave<'a> {
             return None;
         }
         let last = request.input_format == MemoryFormat::ChannelsLast3d;
-        let types: &[&str] = if operand == Operand::Half { &[context.type_name()] } else { &[] };
+        let types = operand.types(context);
         let kernels = |kind: &str| {
             let name = format!("interleave_{}{kind}", operand.name());
             let fits = |kernel: &&Variant| kernel.param("LAST") == Some(i64::from(last));
-            context.kernels(&name, types).filter(fits).collect::<Vec<_>>().into_iter()
+            context.kernels(&name, &types).filter(fits).collect::<Vec<_>>().into_iter()
         };
         let shorter = |a: &Tiling<'_>, b: &Tiling<'_>| a.seconds.total_cmp(&b.seconds);
         let any = kernels("_any").filter_map(|kernel| Tiling::any(context, operand, kernel));
@@ -233,7 +196,7 @@ impl<'a> Interleave<'a> {
             Operand::Split => (5.0, geometry.input_shape().iter().product::<usize>() * 4),
         };
         let seconds = aligned.unwrap_or(any).seconds + launches * LAUNCH + read as f64 / 3e12;
-        Some(Interleave { operand, last, aligned, any, seconds })
+        Some(Interleave { operand, aligned, any, seconds })
     }
 
     /// What is launched.
@@ -244,29 +207,21 @@ impl<'a> Interleave<'a> {
         steps: &mut Vec<Step>,
     ) -> Result<()> {
         let split = self.operand == Operand::Split;
-        let control = workspace.take(CONTROL_WORDS * 4);
-        steps.push(Step::Clear { at: control, words: CONTROL_WORDS });
+        let control = pack::control(workspace, steps);
         if split {
-            let elements: usize = context.request.geometry.input_shape().iter().product();
-            let variant = *context.kernel("pack_largest", &[], &[])?;
-            let tiles = elements.div_ceil(variant.param("B").unwrap_or(1) as usize);
-            steps.push(Step::Launch {
-                variant,
-                grid: [tiles.min(8 * context.device.multiprocessors) as u32, 1, 1],
-                arguments: vec![
-                    Argument::Pointer(Buffer::Input, 0),
-                    Argument::Pointer(Buffer::Workspace, control),
-                    Argument::I64(elements as i64),
-                    int(tiles)?.into(),
-                ],
-            });
+            pack::largest(context, control, steps)?;
         }
-        let (weight, scale) = self.pack_weight(context, control, workspace, steps)?;
-        let any = self.multiply(context, &self.any, control, weight, scale)?;
+        let (n, row) = self.any.weight();
+        // One slice; one step along width, at no offset, over a whole row.
+        let (slices, w_steps, w_step, w_far, span) = (1, 1, 0, 0, row);
+        let columns_per_slice = self.any.blocks * n;
+        let layout = WeightLayout { slices, columns_per_slice, row, w_steps, w_step, w_far, span };
+        let weight = pack::weight(context, self.operand, &layout, control, workspace, steps)?;
+        let any = self.multiply(context, &self.any, control, weight)?;
         steps.push(match &self.aligned {
             None => any,
             Some(tiling) => Step::Aligned {
-                aligned: Box::new(self.multiply(context, tiling, control, weight, scale)?),
+                aligned: Box::new(self.multiply(context, tiling, control, weight)?),
                 any: Box::new(any),
             },
         });
@@ -277,69 +232,21 @@ impl<'a> Interleave<'a> {
         Ok(())
     }
 
-    /// Packs the weight; returns where it lies, and where its columns' scales do.
-    fn pack_weight(
-        &self,
-        context: Context<'_>,
-        control: u64,
-        workspace: &mut Workspace,
-        steps: &mut Vec<Step>,
-    ) -> Result<(u64, u64)> {
-        let conv = context.request.geometry.conv();
-        let (cin, cout) = (conv.in_channels(), conv.out_channels());
-        let [d_stride, h_stride, w_stride] = conv.stride();
-        let (n, row) = self.any.weight();
-        let columns = self.any.blocks * n;
-        let length = d_stride * h_stride * columns * row;
-        let (bytes, parts) = self.operand.weight();
-        let split = self.operand == Operand::Split;
-        let weight = workspace.take(length * bytes * parts);
-        let scale = workspace.take(if split { columns * 4 } else { 0 });
-        let at = |at| Argument::Pointer(Buffer::Workspace, at);
-        let first = usize::from(!self.last);
-        let inner = if self.last { cout } else { w_stride };
-        if split {
-            let mut arguments = vec![Argument::Pointer(Buffer::Weight, 0), at(scale), at(control)];
-            push(&mut arguments, [columns, inner, first, cout, cin, cout, cout])?;
-            push(&mut arguments, [d_stride * h_stride * w_stride])?;
-            let variant = *context.kernel("pack_weight_scale", &[], &[])?;
-            steps.push(Step::Launch { variant, grid: [columns as u32, 1, 1], arguments });
-        }
-        let types: &[&str] = if self.operand == Operand::Half { &[context.type_name()] } else { &[] };
-        let variant = *context.kernel(&format!("pack_weight_{}", self.operand.name()), types, &[])?;
-        let mut arguments = vec![Argument::Pointer(Buffer::Weight, 0), at(weight)];
-        if split {
-            arguments.extend([at(weight + (length * bytes) as u64), at(scale)]);
-        } else {
-            arguments.push(at(control));
-        }
-        push(&mut arguments, [length, row, columns, columns, inner, first])?;
-        // One slice, one group.
-        push(&mut arguments, [cout, cin, cin, cout, cin, cout])?;
-        push(&mut arguments, [d_stride, h_stride, w_stride, w_stride])?;
-        // No dilation; one step along width, at no offset, over a whole row.
-        push(&mut arguments, [1, 1, 0, 0, row])?;
-        let block = variant.param("B").unwrap_or(1) as usize;
-        steps.push(Step::Launch { variant, grid: [length.div_ceil(block) as u32, 1, 1], arguments });
-        Ok((weight, scale))
-    }
-
     /// The product by one of the kernels.
     fn multiply(
         &self,
         context: Context<'_>,
         tiling: &Tiling<'_>,
         control: u64,
-        weight: u64,
-        scale: u64,
+        weight: PackedWeight,
     ) -> Result<Step> {
         let request = context.request;
         let conv = request.geometry.conv();
         let [n, cin, depth, height, width] = request.geometry.input_shape();
         let at = |at| Argument::Pointer(Buffer::Workspace, at);
-        let mut arguments = vec![Argument::Pointer(Buffer::Input, 0), at(weight)];
+        let mut arguments = vec![Argument::Pointer(Buffer::Input, 0), at(weight.at)];
         if self.operand == Operand::Split {
-            arguments.extend([at(scale), at(control)]);
+            arguments.extend([at(weight.scale), at(control)]);
         }
         arguments.extend([Argument::Pointer(Buffer::Bias, 0), Argument::Pointer(Buffer::Output, 0)]);
         push(&mut arguments, [n, cin, conv.out_channels(), depth, height, width])?;
@@ -352,21 +259,13 @@ impl<'a> Interleave<'a> {
     }
 }
 
-/// Adds numbers as 32-bit arguments.
-fn push(arguments: &mut Vec<Argument>, numbers: impl IntoIterator<Item = usize>) -> Result<()> {
-    for number in numbers {
-        arguments.push(int(number)?.into());
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::plan::{Plan, Request};
     use crate::{Algorithm, Arch, Cubin};
     use std::fs;
-    use volup::ConvSpec;
+    use volup::{ConvSpec, DType, Precision};
 
     const KERNELS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../volup-kernels");
 

@@ -1,14 +1,16 @@
 //! Planning `linear_gemm`: pitches, windows, slices of channels, tiles. The kernels' file says what
 //! the numbers mean.
 
-use super::{Argument, Buffer, Context, Step, Workspace, activation_code, direct, epilogue, int, strides};
+use super::pack::{self, Operand, PackedWeight, WeightLayout};
+use super::{
+    Argument, Buffer, Context, Step, Workspace, activation_code, direct, epilogue, gcd, int, push, size,
+    strides,
+};
 use crate::Variant;
 use std::fmt;
-use volup::{Axis, DType, MemoryFormat, Precision, Result};
+use volup::{Axis, MemoryFormat, Result};
 
-/// The words that the pack leaves for later kernels, and their bytes.
-const CONTROL_WORDS: usize = 8;
-/// Where the split's 2^-ex lies among them, in bytes.
+/// Where the split's 2^-ex lies among the control words, in bytes.
 const SCALE: u64 = 16;
 /// The packed input takes at most this much of the input's own memory, or the batch is cut.
 const MOST_PACKED: f64 = 2.0;
@@ -19,48 +21,14 @@ const LAUNCH: f64 = 3e-6;
 /// Bytes a second that the pack and the output's rows move at.
 const BANDWIDTH: f64 = 3e12;
 
-/// Which kernels: by how operands are stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Operand {
-    /// float16 or bfloat16 as they are.
-    Half,
-    /// float32 rounded to tf32.
-    Tf32,
-    /// float32 as two float16.
-    Split,
-}
-
-impl Operand {
-    fn name(self) -> &'static str {
-        match self {
-            Operand::Half => "half",
-            Operand::Tf32 => "tf32",
-            Operand::Split => "split",
-        }
-    }
-
-    /// Bytes of a packed element.
-    fn bytes(self) -> usize {
-        match self {
-            Operand::Half | Operand::Split => 2,
-            Operand::Tf32 => 4,
-        }
-    }
-
-    /// Parts that a packed tensor has.
-    fn parts(self) -> usize {
-        if self == Operand::Split { 2 } else { 1 }
-    }
-
-    /// Executed flops a second of one multiprocessor: the measured rates of an H200, shared out.
-    fn rate(self) -> f64 {
-        let all = match self {
-            Operand::Half => 500e12,
-            Operand::Tf32 => 260e12,
-            Operand::Split => 150e12,
-        };
-        all / 132.0
-    }
+/// Executed flops a second of one multiprocessor: the measured rates of an H200, shared out.
+fn rate(operand: Operand) -> f64 {
+    let all = match operand {
+        Operand::Half => 500e12,
+        Operand::Tf32 => 260e12,
+        Operand::Split => 150e12,
+    };
+    all / 132.0
 }
 
 /// One axis of the packed input and of the phases.
@@ -101,10 +69,6 @@ impl LinearAxis {
         let inverse = (0..step).find(|t| t * (dilation / gcd) % step == 1 % step).unwrap_or(0);
         (step, inverse)
     }
-}
-
-fn gcd(a: usize, b: usize) -> usize {
-    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 /// Whether a kernel's way to store y fits: by single elements always, by vectors where they are whole.
@@ -166,16 +130,10 @@ impl<'a> Linear<'a> {
         if epilogue(&request.block)[1].is_some() {
             return Ok(None);
         }
-        let operand = match (request.dtype, request.precision) {
-            (DType::F64, _) => return Ok(None),
-            (DType::F16 | DType::Bf16, _) => Operand::Half,
-            (DType::F32, Precision::Tf32) => Operand::Tf32,
-            (DType::F32, Precision::Ieee) => Operand::Split,
-        };
-        let types: &[&str] = if operand == Operand::Half { &[context.type_name()] } else { &[] };
+        let Some(operand) = Operand::of(context) else { return Ok(None) };
         let first = i64::from(request.output_format == MemoryFormat::Contiguous);
         let kernels: Vec<&Variant> = context
-            .kernels(&format!("linear_gemm_{}", operand.name()), types)
+            .kernels(&format!("linear_gemm_{}", operand.name()), &operand.types(context))
             .filter(|kernel| kernel.param("CHANNELS_FIRST") == Some(first))
             .collect();
         let groups = request.geometry.conv().groups();
@@ -273,7 +231,7 @@ impl<'a> Linear<'a> {
             _ => 1.0,
         };
         let compute =
-            2.0 * work / (efficiency * operand.rate() * context.device.multiprocessors as f64 * full);
+            2.0 * work / (efficiency * rate(operand) * context.device.multiprocessors as f64 * full);
         let element = context.request.dtype.size() as f64;
         let output = (geometry.batch() * sample) as f64 * element;
         let per_element = if matches!(kernel.param("STORE"), Some(2 | 3)) { 0.1e-9 } else { 0.4e-9 };
@@ -328,10 +286,6 @@ impl<'a> Linear<'a> {
         (depth.reach * height.pitch + height.reach) * width.pitch + width.reach
     }
 
-    fn channels_first(&self, context: Context<'_>) -> i32 {
-        i32::from(context.request.output_format == MemoryFormat::Contiguous)
-    }
-
     /// What is launched.
     pub(super) fn steps(
         &self,
@@ -341,116 +295,35 @@ impl<'a> Linear<'a> {
     ) -> Result<()> {
         let request = context.request;
         let [_, n, k] = self.tile;
-        let conv = request.geometry.conv();
-        let control = workspace.take(CONTROL_WORDS * 4);
-        steps.push(Step::Clear { at: control, words: CONTROL_WORDS });
-
-        let taps = self.axes[0].axis.kernel * self.axes[1].axis.kernel * self.w_steps;
-        let columns = self.slices * self.blocks * n;
-        let weight_bytes = taps * columns * self.chunks * k * self.operand.bytes();
-        let weight = workspace.take(weight_bytes * self.operand.parts());
-        let scale = workspace.take(if self.operand == Operand::Split { columns * 4 } else { 0 });
+        let control = pack::control(workspace, steps);
+        let row = self.chunks * k;
+        let layout = WeightLayout {
+            slices: self.slices,
+            columns_per_slice: self.blocks * n,
+            row,
+            w_steps: self.w_steps,
+            w_step: self.w_step,
+            w_far: self.axes[2].reach,
+            // A row of one step holds all offsets.
+            span: if self.w_steps == 1 && self.window > self.pitch { self.pitch } else { row },
+        };
+        let weight = pack::weight(context, self.operand, &layout, control, workspace, steps)?;
         let input_bytes = self.packed_rows(self.batch) * self.pitch * self.operand.bytes();
         let input = workspace.take(input_bytes * self.operand.parts());
-
-        self.pack_weight(context, control, weight, scale, steps)?;
         if self.operand == Operand::Split {
-            let elements: usize = request.geometry.input_shape().iter().product();
-            let kernel = context.kernel("pack_largest", &[], &[])?;
-            let block = kernel.param("B").unwrap_or(1) as usize;
-            let tiles = elements.div_ceil(block);
-            steps.push(Step::Launch {
-                variant: *kernel,
-                grid: [tiles.min(8 * context.device.multiprocessors) as u32, 1, 1],
-                arguments: vec![
-                    Argument::Pointer(Buffer::Input, 0),
-                    Argument::Pointer(Buffer::Workspace, control),
-                    Argument::I64(elements as i64),
-                    int(tiles)?.into(),
-                ],
-            });
+            pack::largest(context, control, steps)?;
         }
         let [batch, channels, ..] = request.geometry.input_shape();
         let in_sample = channels * self.axes.iter().map(|axis| axis.axis.input).product::<usize>();
-        let out_sample = conv.out_channels() * request.geometry.output_voxels();
+        let out_sample = request.geometry.conv().out_channels() * request.geometry.output_voxels();
         for start in (0..batch).step_by(self.batch) {
             let count = self.batch.min(batch - start);
             let at = |sample: usize| (start * sample * request.dtype.size()) as u64;
             self.pack_input(context, control, input, count, at(in_sample), steps)?;
-            self.multiply(context, control, input, weight, scale, count, at(out_sample), steps)?;
+            self.multiply(context, control, input, weight, count, at(out_sample), steps)?;
         }
         // Where the input or the weight holds what the fast path cannot compute with, the definition.
         steps.push(direct::step(context, Some(control))?);
-        Ok(())
-    }
-
-    fn pack_weight(
-        &self,
-        context: Context<'_>,
-        control: u64,
-        weight: u64,
-        scale: u64,
-        steps: &mut Vec<Step>,
-    ) -> Result<()> {
-        let conv = context.request.geometry.conv();
-        let [_, n, k] = self.tile;
-        let [depth, height, width] = &self.axes;
-        let workspace = |at| Argument::Pointer(Buffer::Workspace, at);
-        let columns = self.slices * self.blocks * n;
-        let per_slice = self.blocks * n;
-        let channels_first = self.channels_first(context);
-        let inner = if channels_first == 1 { width.axis.stride } else { self.slice_out };
-        let (groups, taps) = (conv.groups(), conv.kernel_size().iter().product::<usize>());
-        let (in_per_group, out_per_group) = (conv.in_channels() / groups, conv.out_channels() / groups);
-        if self.operand == Operand::Split {
-            let numbers = [per_slice, inner, channels_first as usize, self.slice_out];
-            let more = [in_per_group, out_per_group, conv.out_channels(), taps];
-            let mut arguments =
-                vec![Argument::Pointer(Buffer::Weight, 0), workspace(scale), workspace(control)];
-            push(&mut arguments, numbers.into_iter().chain(more))?;
-            let variant = *context.kernel("pack_weight_scale", &[], &[])?;
-            steps.push(Step::Launch { variant, grid: [columns as u32, 1, 1], arguments });
-        }
-        let types: &[&str] = if self.operand == Operand::Half { &[context.type_name()] } else { &[] };
-        let variant = *context.kernel(&format!("pack_weight_{}", self.operand.name()), types, &[])?;
-        let block = variant.param("B").unwrap_or(1) as usize;
-        let length = depth.axis.kernel * height.axis.kernel * self.w_steps * columns * self.chunks * k;
-        let mut arguments = vec![Argument::Pointer(Buffer::Weight, 0), workspace(weight)];
-        if self.operand == Operand::Split {
-            let bytes = length * self.operand.bytes();
-            arguments.extend([workspace(weight + bytes as u64), workspace(scale)]);
-        } else {
-            arguments.push(workspace(control));
-        }
-        // A run of one step spans all of its elements.
-        let span = if self.w_steps == 1 && self.window > self.pitch { self.pitch } else { self.chunks * k };
-        push(
-            &mut arguments,
-            [
-                length,
-                self.chunks * k,
-                columns,
-                per_slice,
-                inner,
-                channels_first as usize,
-                self.slice_out,
-                self.slice_in,
-                in_per_group,
-                out_per_group,
-                conv.in_channels(),
-                conv.out_channels(),
-                depth.axis.kernel,
-                height.axis.kernel,
-                width.axis.kernel,
-                width.axis.stride,
-                width.axis.dilation,
-                self.w_steps,
-                self.w_step,
-                width.reach,
-                span,
-            ],
-        )?;
-        steps.push(Step::Launch { variant, grid: [length.div_ceil(block) as u32, 1, 1], arguments });
         Ok(())
     }
 
@@ -465,7 +338,6 @@ impl<'a> Linear<'a> {
     ) -> Result<()> {
         let request = context.request;
         let workspace = |at| Argument::Pointer(Buffer::Workspace, at);
-        let types: &[&str] = if self.operand == Operand::Half { &[context.type_name()] } else { &[] };
         let [_, channels, depth, height, width] = request.geometry.input_shape();
         let last = match request.input_format {
             MemoryFormat::Contiguous => 0,
@@ -473,19 +345,10 @@ impl<'a> Linear<'a> {
             MemoryFormat::ChannelsLast3d => 1,
         };
         let name = format!("pack_input_{}", self.operand.name());
-        // The narrowest tile of channels that holds all of them, or the widest.
-        let kernels =
-            context.kernels(&name, types).filter(|kernel| kernel.param("CHANNELS_LAST") == Some(last));
-        let block_of = |kernel: &&Variant| kernel.param("BC").unwrap_or(1) as usize;
-        let enough =
-            |kernel: &&Variant| (block_of(kernel) < self.pitch, block_of(kernel).abs_diff(self.pitch));
-        let variant = kernels.min_by_key(enough).copied();
-        let variant = match variant {
-            Some(variant) => variant,
-            None => *context.kernel(&name, types, &[("CHANNELS_LAST", last)])?,
-        };
+        let params = [("CHANNELS_LAST", last)];
+        let types = self.operand.types(context);
+        let variant = *context.narrowest(&name, &types, &params, "BC", self.pitch)?;
         let rows = self.packed_rows(count);
-        let block = |name| variant.param(name).unwrap_or(1) as usize;
         let mut arguments = vec![Argument::Pointer(Buffer::Input, at)];
         let bytes = rows * self.pitch * self.operand.bytes();
         arguments.extend((0..self.operand.parts()).map(|part| workspace(input + (part * bytes) as u64)));
@@ -495,7 +358,8 @@ impl<'a> Linear<'a> {
         push(&mut arguments, numbers.into_iter().chain([channels, self.slice_in, self.slice_pitch]))?;
         let strides = strides(request.geometry.input_shape(), request.input_format);
         push(&mut arguments, strides)?;
-        let grid = [rows.div_ceil(block("BR")) as u32, self.pitch.div_ceil(block("BC")) as u32, 1];
+        let grid = [rows.div_ceil(size(&variant, "BR")), self.pitch.div_ceil(size(&variant, "BC")), 1]
+            .map(|n| n as u32);
         steps.push(Step::Launch { variant, grid, arguments });
         Ok(())
     }
@@ -506,8 +370,7 @@ impl<'a> Linear<'a> {
         context: Context<'_>,
         control: u64,
         input: u64,
-        weight: u64,
-        scale: u64,
+        weight: PackedWeight,
         count: usize,
         at: u64,
         steps: &mut Vec<Step>,
@@ -515,9 +378,9 @@ impl<'a> Linear<'a> {
         let request = context.request;
         let conv = request.geometry.conv();
         let workspace = |at| Argument::Pointer(Buffer::Workspace, at);
-        let mut arguments = vec![workspace(input), workspace(weight)];
+        let mut arguments = vec![workspace(input), workspace(weight.at)];
         if self.operand == Operand::Split {
-            arguments.extend([workspace(control + SCALE), workspace(scale)]);
+            arguments.extend([workspace(control + SCALE), workspace(weight.scale)]);
         }
         arguments.extend([Argument::Pointer(Buffer::Bias, 0), Argument::Pointer(Buffer::Output, at)]);
         let [depth, height, width] = &self.axes;
@@ -547,12 +410,4 @@ impl<'a> Linear<'a> {
         steps.push(Step::Launch { variant: *self.kernel, grid: [blocks as u32, 1, 1], arguments });
         Ok(())
     }
-}
-
-/// Adds numbers as 32-bit arguments.
-fn push(arguments: &mut Vec<Argument>, numbers: impl IntoIterator<Item = usize>) -> Result<()> {
-    for number in numbers {
-        arguments.push(int(number)?.into());
-    }
-    Ok(())
 }

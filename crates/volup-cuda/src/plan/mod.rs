@@ -7,6 +7,7 @@ mod direct;
 mod interleave;
 mod linear_gemm;
 mod norm;
+mod pack;
 #[cfg(test)]
 mod tests;
 
@@ -163,6 +164,28 @@ impl<'a> Context<'a> {
         })
     }
 
+    /// Of a function's kernels for some types and sizes, the narrowest whose tile, of the size `tile`, holds
+    /// `wanted` at once, or the widest.
+    fn narrowest(
+        self,
+        kernel: &str,
+        types: &[&str],
+        params: &[(&str, i64)],
+        tile: &str,
+        wanted: usize,
+    ) -> Result<&'a Variant> {
+        let fits =
+            |variant: &&Variant| params.iter().all(|&(name, value)| variant.param(name) == Some(value));
+        let enough = |variant: &&Variant| {
+            let width = size(variant, tile);
+            (width < wanted, width.abs_diff(wanted))
+        };
+        match self.kernels(kernel, types).filter(fits).min_by_key(enough) {
+            Some(variant) => Ok(variant),
+            None => self.kernel(kernel, types, params),
+        }
+    }
+
     /// The name of the tensors' type in cuTile.
     fn type_name(self) -> &'static str {
         match self.request.dtype {
@@ -215,6 +238,23 @@ fn strides([_, c, d, h, w]: [usize; 5], format: MemoryFormat) -> [usize; 5] {
 /// A number that kernels take as 32 bits.
 fn int(value: usize) -> Result<i32> {
     i32::try_from(value).map_err(|_| Error::Overflow { what: "a size on the GPU" })
+}
+
+/// Adds numbers as 32-bit arguments.
+fn push(arguments: &mut Vec<Argument>, numbers: impl IntoIterator<Item = usize>) -> Result<()> {
+    for number in numbers {
+        arguments.push(int(number)?.into());
+    }
+    Ok(())
+}
+
+/// A kernel's compile-time size; 1 if it has none of that name.
+fn size(variant: &Variant, name: &str) -> usize {
+    variant.param(name).map_or(1, |size| size as usize)
+}
+
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
 }
 
 impl Plan {

@@ -1,6 +1,6 @@
 //! Planning `norm`: partial statistics of the output, merged in a fixed order, then applied in place.
 
-use super::{Argument, Buffer, Context, Step, Workspace, activation_code, int};
+use super::{Argument, Buffer, Context, Step, Workspace, activation_code, gcd, int, push, size};
 use volup::{MemoryFormat, NormSpec, Result};
 
 /// Blocks a multiprocessor that tasks are dealt out to.
@@ -32,9 +32,7 @@ pub(super) fn steps(
         steps.push(Step::Launch { variant, grid: blocks(tasks), arguments });
         Ok(())
     };
-    let size = |kernel, types: &[&str], name| -> Result<usize> {
-        Ok(context.kernel(kernel, types, &[])?.param(name).unwrap_or(1) as usize)
-    };
+    let tile = |kernel, name| -> Result<usize> { Ok(size(context.kernel(kernel, &types, &[])?, name)) };
     let output = Argument::Pointer(Buffer::Output, 0);
     let width = channels * (LANES / gcd(channels, LANES));
 
@@ -43,7 +41,7 @@ pub(super) fn steps(
     let mut arguments = vec![output];
     if rows {
         let length = group_channels * voxels;
-        let chunks = (length + 15).div_ceil(size("norm_stats_rows", &types, "B")?);
+        let chunks = (length + 15).div_ceil(tile("norm_stats_rows", "B")?);
         partials = samples * groups * chunks;
         merge = [chunks, 1, 1, groups * chunks, chunks, 1, 0];
         push_parts(&mut arguments, workspace, partials * element);
@@ -53,16 +51,13 @@ pub(super) fn steps(
         arguments = parts;
     } else {
         let length = voxels * channels;
-        let (high, wide) =
-            (size("norm_stats_columns", &types, "R")?, size("norm_stats_columns", &types, "B")?);
+        let (high, wide) = (tile("norm_stats_columns", "R")?, tile("norm_stats_columns", "B")?);
         let chunks = length.div_ceil(high * width);
         partials = samples * chunks * width;
         merge = [chunks, width / channels, group_channels, chunks * width, group_channels, width, channels];
         push_parts(&mut arguments, workspace, partials * element);
         arguments.extend([int(samples)?.into(), Argument::I64(length as i64)]);
-        for number in [width, chunks] {
-            arguments.push(int(number)?.into());
-        }
+        push(&mut arguments, [width, chunks])?;
         let parts = arguments[1..4].to_vec();
         launch(steps, "norm_stats_columns", &types, samples * chunks * width.div_ceil(wide), arguments)?;
         arguments = parts;
@@ -73,9 +68,7 @@ pub(super) fn steps(
     let statistics = statistics.map(|at| Argument::Pointer(Buffer::Workspace, at));
     arguments.extend(statistics);
     let [chunks, repeats, columns, strides @ ..] = merge;
-    for number in [samples, groups, chunks, repeats, columns] {
-        arguments.push(int(number)?.into());
-    }
+    push(&mut arguments, [samples, groups, chunks, repeats, columns])?;
     arguments.extend(strides.map(|stride| Argument::I64(stride as i64)));
     arguments.push(Argument::F64(norm.eps()));
     launch(steps, "norm_merge", &[accumulator], samples * groups, arguments)?;
@@ -85,17 +78,15 @@ pub(super) fn steps(
     arguments.extend(statistics);
     arguments.extend([Buffer::NormWeight, Buffer::NormBias].map(|buffer| Argument::Pointer(buffer, 0)));
     arguments.push(i32::from(norm.affine()).into());
-    for number in [samples, channels, group_channels] {
-        arguments.push(int(number)?.into());
-    }
+    push(&mut arguments, [samples, channels, group_channels])?;
     arguments.push(Argument::I64(voxels as i64));
     let (kernel, tasks) = if rows {
         let kernel = "norm_apply_rows";
-        (kernel, (samples * channels * voxels).div_ceil(size(kernel, &types, "B")?))
+        (kernel, (samples * channels * voxels).div_ceil(tile(kernel, "B")?))
     } else {
         arguments.push(int(width)?.into());
         let kernel = "norm_apply_columns";
-        let (high, wide) = (size(kernel, &types, "R")?, size(kernel, &types, "B")?);
+        let (high, wide) = (tile(kernel, "R")?, tile(kernel, "B")?);
         (kernel, samples * (voxels * channels).div_ceil(high * width) * width.div_ceil(wide))
     };
     let (code, slope) = activation_code(request.block.post_activation());
@@ -106,8 +97,4 @@ pub(super) fn steps(
 /// The three arrays of partial statistics.
 fn push_parts(arguments: &mut Vec<Argument>, workspace: &mut Workspace, bytes: usize) {
     arguments.extend([(); 3].map(|()| Argument::Pointer(Buffer::Workspace, workspace.take(bytes))));
-}
-
-fn gcd(a: usize, b: usize) -> usize {
-    if b == 0 { a } else { gcd(b, a % b) }
 }

@@ -1,0 +1,159 @@
+//! Planning `pack`: how operands are stored for the tensor cores, and what brings a weight there. The
+//! kernels' file says what the numbers mean.
+
+use super::{Argument, Buffer, Context, Step, Workspace, int, push, size};
+use volup::{DType, MemoryFormat, Precision, Result};
+
+/// The words that the pack leaves for later kernels.
+const CONTROL_WORDS: usize = 8;
+
+/// Which kernels: by how operands are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Operand {
+    /// float16 or bfloat16 as they are.
+    Half,
+    /// float32 rounded to tf32.
+    Tf32,
+    /// float32 as two float16.
+    Split,
+}
+
+impl Operand {
+    /// How a request's operands are stored; float64 is not.
+    pub(super) fn of(context: Context<'_>) -> Option<Operand> {
+        match (context.request.dtype, context.request.precision) {
+            (DType::F64, _) => None,
+            (DType::F16 | DType::Bf16, _) => Some(Operand::Half),
+            (DType::F32, Precision::Tf32) => Some(Operand::Tf32),
+            (DType::F32, Precision::Ieee) => Some(Operand::Split),
+        }
+    }
+
+    /// What kernels' names say of it.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Operand::Half => "half",
+            Operand::Tf32 => "tf32",
+            Operand::Split => "split",
+        }
+    }
+
+    /// The types that its kernels are compiled for.
+    pub(super) fn types(self, context: Context<'_>) -> Vec<&'static str> {
+        if self == Operand::Half { vec![context.type_name()] } else { vec![] }
+    }
+
+    /// Bytes of a packed element.
+    pub(super) fn bytes(self) -> usize {
+        match self {
+            Operand::Half | Operand::Split => 2,
+            Operand::Tf32 => 4,
+        }
+    }
+
+    /// Parts that a packed tensor has.
+    pub(super) fn parts(self) -> usize {
+        if self == Operand::Split { 2 } else { 1 }
+    }
+}
+
+/// Takes and clears the control words; returns where they lie.
+pub(super) fn control(workspace: &mut Workspace, steps: &mut Vec<Step>) -> u64 {
+    let at = workspace.take(CONTROL_WORDS * 4);
+    steps.push(Step::Clear { at, words: CONTROL_WORDS });
+    at
+}
+
+/// Finds the largest magnitude of the input, which the split's exponent follows.
+pub(super) fn largest(context: Context<'_>, control: u64, steps: &mut Vec<Step>) -> Result<()> {
+    let elements: usize = context.request.geometry.input_shape().iter().product();
+    let variant = *context.kernel("pack_largest", &[], &[])?;
+    let tiles = elements.div_ceil(size(&variant, "B"));
+    steps.push(Step::Launch {
+        variant,
+        grid: [tiles.min(8 * context.device.multiprocessors) as u32, 1, 1],
+        arguments: vec![
+            Argument::Pointer(Buffer::Input, 0),
+            Argument::Pointer(Buffer::Workspace, control),
+            Argument::I64(elements as i64),
+            int(tiles)?.into(),
+        ],
+    });
+    Ok(())
+}
+
+/// How a packed weight is cut.
+pub(super) struct WeightLayout {
+    /// Slices of whole groups.
+    pub(super) slices: usize,
+    /// Columns of a slice: blocks of a tile's columns.
+    pub(super) columns_per_slice: usize,
+    /// Elements of a row, which a step along width reduces over.
+    pub(super) row: usize,
+    /// Steps along width, and how far apart they are.
+    pub(super) w_steps: usize,
+    pub(super) w_step: usize,
+    /// The offset that the first element of a row is read at.
+    pub(super) w_far: usize,
+    /// Elements of a row that share an offset.
+    pub(super) span: usize,
+}
+
+/// Where a packed weight lies, and for the split what its columns are scaled by.
+#[derive(Clone, Copy)]
+pub(super) struct PackedWeight {
+    pub(super) at: u64,
+    pub(super) scale: u64,
+}
+
+/// Packs the weight.
+pub(super) fn weight(
+    context: Context<'_>,
+    operand: Operand,
+    layout: &WeightLayout,
+    control: u64,
+    workspace: &mut Workspace,
+    steps: &mut Vec<Step>,
+) -> Result<PackedWeight> {
+    let request = context.request;
+    let conv = request.geometry.conv();
+    let &WeightLayout { slices, columns_per_slice, row, w_steps, w_step, w_far, span } = layout;
+    let [d_kernel, h_kernel, w_kernel] = conv.kernel_size();
+    let (w_stride, w_dilation) = (conv.stride()[2], conv.dilation()[2]);
+    let (cin, cout, groups) = (conv.in_channels(), conv.out_channels(), conv.groups());
+    let (slice_in, slice_out) = (cin / slices, cout / slices);
+    let columns = slices * columns_per_slice;
+    let length = d_kernel * h_kernel * w_steps * columns * row;
+    let bytes = length * operand.bytes();
+    let split = operand == Operand::Split;
+    let at = workspace.take(bytes * operand.parts());
+    let scale = workspace.take(if split { columns * 4 } else { 0 });
+
+    let pointer = |at| Argument::Pointer(Buffer::Workspace, at);
+    let first = usize::from(request.output_format == MemoryFormat::Contiguous);
+    let inner = if first == 1 { w_stride } else { slice_out };
+    let per_group = [cin / groups, cout / groups];
+    if split {
+        let mut arguments = vec![Argument::Pointer(Buffer::Weight, 0), pointer(scale), pointer(control)];
+        push(&mut arguments, [columns_per_slice, inner, first, slice_out])?;
+        push(&mut arguments, per_group)?;
+        push(&mut arguments, [cout, d_kernel * h_kernel * w_kernel])?;
+        let variant = *context.kernel("pack_weight_scale", &[], &[])?;
+        steps.push(Step::Launch { variant, grid: [columns as u32, 1, 1], arguments });
+    }
+    let name = format!("pack_weight_{}", operand.name());
+    let variant = *context.kernel(&name, &operand.types(context), &[])?;
+    let mut arguments = vec![Argument::Pointer(Buffer::Weight, 0), pointer(at)];
+    if split {
+        arguments.extend([pointer(at + bytes as u64), pointer(scale)]);
+    } else {
+        arguments.push(pointer(control));
+    }
+    push(&mut arguments, [length, row, columns, columns_per_slice, inner, first, slice_out, slice_in])?;
+    push(&mut arguments, per_group)?;
+    push(&mut arguments, [cin, cout, d_kernel, h_kernel, w_kernel, w_stride, w_dilation])?;
+    push(&mut arguments, [w_steps, w_step, w_far, span])?;
+    let blocks = length.div_ceil(size(&variant, "B"));
+    steps.push(Step::Launch { variant, grid: [blocks as u32, 1, 1], arguments });
+    Ok(PackedWeight { at, scale })
+}
