@@ -2,7 +2,7 @@
 
 use crate::inspect::{self, Usage};
 use crate::variants::Variant;
-use crate::{direct, interleave, linear_gemm, norm, pack};
+use crate::{direct, interleave, linear_gemm, norm, nvcc, pack};
 use anyhow::{Context, Result, anyhow, bail};
 use cutile::compile_api::KernelCompiler;
 use cutile::cutile_compiler::ast::Module;
@@ -39,7 +39,13 @@ struct Entry {
     registers: u32,
     local_bytes: u32,
     shared_bytes: u32,
-    /// Of the Tile IR, the options, the compiler's version and the architecture.
+    /// Threads of a block, if the cubin leaves them to the launch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    threads: Option<u32>,
+    /// Whether it runs on no other architecture of its generation.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    exact: bool,
+    /// Of the Tile IR or the source, the options, the compiler's version and the architecture.
     hash: String,
 }
 
@@ -57,6 +63,7 @@ pub fn build(variants: &[Variant], archs: &[String], out: &Path, jobs: usize) ->
     }
     let tasks: Vec<(&String, &Variant)> =
         archs.iter().flat_map(|arch| variants.iter().map(move |variant| (arch, variant))).collect();
+    let tasks: Vec<_> = tasks.into_iter().filter(|(arch, variant)| variant.is_for(arch)).collect();
     let next = AtomicUsize::new(0);
     let done: Mutex<Vec<(usize, Result<Entry>)>> = Mutex::default();
     let work = || {
@@ -98,8 +105,8 @@ fn one(
     known: &HashMap<String, Entry>,
 ) -> Result<Entry> {
     let name = variant.name();
-    let bytecode = tile_ir(variant, arch)?;
-    let hash = hash([bytecode.as_slice(), compiler.as_bytes(), arch.as_bytes()]);
+    let code = if variant.is_cuda() { nvcc::recipe(variant)? } else { tile_ir(variant, arch)? };
+    let hash = hash([code.as_slice(), compiler.as_bytes(), arch.as_bytes()]);
     let file = format!("{arch}/{name}.cubin");
     let path = out.join(&file);
     if let Some(entry) = known.get(&file)
@@ -108,18 +115,11 @@ fn one(
     {
         return Ok(entry.clone());
     }
-    let source = out.join(arch).join(format!("{name}.tileirbc"));
     let fresh = out.join(arch).join(format!("{name}.part"));
-    fs::write(&source, &bytecode)?;
-    let output = Command::new("tileiras")
-        .args(["--gpu-name", arch, "-o"])
-        .arg(&fresh)
-        .arg(&source)
-        .output()
-        .context("cannot run tileiras")?;
-    fs::remove_file(&source)?;
-    if !output.status.success() {
-        bail!("tileiras: {}", String::from_utf8_lossy(&output.stderr).trim());
+    if variant.is_cuda() {
+        nvcc::compile(variant, &fresh)?;
+    } else {
+        tileiras(&code, arch, &fresh)?;
     }
     let Usage { registers, local_bytes, shared_bytes } = inspect::gate(&fresh, arch)?;
     fs::rename(&fresh, &path)?;
@@ -132,7 +132,7 @@ fn one(
     Ok(Entry {
         name,
         family: variant.family.clone(),
-        entry: format!("{}_entry", variant.kernel),
+        entry: variant.entry(),
         arch: arch.to_string(),
         file,
         types: variant.types.clone(),
@@ -140,8 +140,27 @@ fn one(
         registers,
         local_bytes,
         shared_bytes,
+        threads: variant.threads,
+        exact: variant.is_cuda(),
         hash,
     })
+}
+
+/// Assembles Tile IR's bytecode into a cubin.
+fn tileiras(bytecode: &[u8], arch: &str, cubin: &Path) -> Result<()> {
+    let source = cubin.with_extension("tileirbc");
+    fs::write(&source, bytecode)?;
+    let output = Command::new("tileiras")
+        .args(["--gpu-name", arch, "-o"])
+        .arg(cubin)
+        .arg(&source)
+        .output()
+        .context("cannot run tileiras")?;
+    fs::remove_file(&source)?;
+    if !output.status.success() {
+        bail!("tileiras: {}", String::from_utf8_lossy(&output.stderr).trim());
+    }
+    Ok(())
 }
 
 /// What parts, and where each ends, are known by.

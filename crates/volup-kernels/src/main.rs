@@ -1,7 +1,7 @@
 //! Compiles volup's GPU kernels ahead of time: every variant of `variants.toml` for every
 //! architecture asked for, to cubins and a manifest that `volup-cuda` embeds.
 //!
-//! Needs no GPU and no toolkit: `tileiras`, `ptxas` and `cuobjdump` come from the wheels of
+//! Needs no GPU and no toolkit: `tileiras`, `nvcc` and `cuobjdump` come from the wheels of
 //! `requirements.txt`, and `make kernels` puts them on the PATH. What is up to date is not compiled
 //! again. On the generation of GPUs that tiles are chosen for, a variant is refused whose machine
 //! code keeps registers in local memory, or waits for each matrix instruction before it issues the next.
@@ -29,6 +29,7 @@ mod pack;
 
 mod assemble;
 mod inspect;
+mod nvcc;
 mod variants;
 
 use anyhow::{Context, Result, bail};

@@ -8,7 +8,7 @@ use std::collections::HashSet;
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Variant {
-    /// The file that the kernel is in.
+    /// The file that the kernel is in: `src/<family>.rs`, or `src/cuda/<family>.cu` of one with `threads`.
     pub family: String,
     /// The kernel's function.
     pub kernel: String,
@@ -22,6 +22,8 @@ pub struct Variant {
     pub occupancy: Option<i32>,
     /// Warps of a block that compute; the compiler's choice if missing.
     pub worker_warps: Option<i32>,
+    /// Threads of a block, which CUDA C++ leaves to the launch. Only its kernels have this.
+    pub threads: Option<u32>,
     /// What the variant is for.
     pub why: String,
 }
@@ -36,6 +38,21 @@ impl Variant {
         }
         let sizes: Vec<String> = self.params.values().map(ToString::to_string).collect();
         if sizes.is_empty() { name } else { format!("{name}_{}", sizes.join("x")) }
+    }
+
+    /// Whether it is CUDA C++, which is written for one architecture and runs on no other.
+    pub fn is_cuda(&self) -> bool {
+        self.threads.is_some()
+    }
+
+    /// Whether it is compiled for an architecture.
+    pub fn is_for(&self, arch: &str) -> bool {
+        !self.is_cuda() || arch == "sm_90"
+    }
+
+    /// The function's name in the cubin.
+    pub fn entry(&self) -> String {
+        if self.is_cuda() { self.kernel.clone() } else { format!("{}_entry", self.kernel) }
     }
 
     /// The arguments of the kernel's generics, in order.
@@ -79,6 +96,15 @@ mod tests {
         assert_eq!(variant.name(), "pack_x_f16_64x8");
         assert_eq!(variant.generics(), ["f16", "64", "8"]);
         assert_eq!((variant.occupancy, variant.worker_warps), (Some(2), None));
+    }
+
+    #[test]
+    fn cuda_is_for_one_architecture() {
+        let of = |more: &str| parse(&(ROW.to_string() + more)).unwrap().remove(0);
+        let (tile, cuda) = (of(""), of("threads = 256\n"));
+        assert_eq!([tile.entry(), cuda.entry()], ["pack_x_entry", "pack_x"]);
+        assert!(tile.is_for("sm_90") && tile.is_for("sm_80") && !tile.is_cuda());
+        assert!(cuda.is_for("sm_90") && !cuda.is_for("sm_80") && !cuda.is_for("sm_103"));
     }
 
     #[test]

@@ -1,0 +1,101 @@
+//! Kernels in CUDA C++: `src/cuda/<family>.cu` compiled by `nvcc`, one kernel a cubin.
+//!
+//! A file is read when it is compiled, so that changing it does not make this tool anew. It is told by
+//! macros what to be: the kernel's name in capitals, `TYPE_F16` or `TYPE_BF16` for those types, and each size
+//! by its name.
+
+use crate::variants::Variant;
+use anyhow::{Context, Result, bail};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+/// The families' files.
+const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/cuda");
+/// What all are compiled with: for Hopper with the instructions that no other architecture has.
+const FLAGS: [&str; 4] = ["-cubin", "-std=c++17", "-gencode", "arch=compute_90a,code=sm_90a"];
+/// How the numbers of the warnings begin that say why matrix instructions do not overlap.
+const SERIALISED: &str = "C75";
+
+/// Everything that a cubin is made from, as bytes.
+pub fn recipe(variant: &Variant) -> Result<Vec<u8>> {
+    let source = source(variant);
+    let source =
+        std::fs::read_to_string(&source).with_context(|| format!("cannot read {}", source.display()))?;
+    let threads = variant.threads.unwrap_or(1);
+    let known = format!("{}\n{threads} threads\n{}\n", version()?, flags(variant).join("\n"));
+    Ok((known + &source).into_bytes())
+}
+
+/// Compiles a variant; refuses one whose matrix instructions the compiler has to serialise.
+pub fn compile(variant: &Variant, cubin: &Path) -> Result<()> {
+    let output = Command::new("nvcc")
+        .args(flags(variant))
+        .arg("-o")
+        .arg(cubin)
+        .arg(source(variant))
+        .output()
+        .context("cannot run nvcc")?;
+    let said =
+        [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
+    if !output.status.success() {
+        bail!("nvcc: {}", said.trim());
+    }
+    if let Some(warning) = serialised(&said) {
+        bail!("refused: {warning}");
+    }
+    Ok(())
+}
+
+fn source(variant: &Variant) -> PathBuf {
+    Path::new(FOLDER).join(format!("{}.cu", variant.family))
+}
+
+fn flags(variant: &Variant) -> Vec<String> {
+    let name = format!("-D{}", variant.kernel.to_uppercase());
+    let types = variant.types.iter().map(|name| format!("-DTYPE_{}", name.to_uppercase()));
+    let sizes = variant.params.iter().map(|(name, value)| format!("-D{name}={value}"));
+    FLAGS.into_iter().map(String::from).chain([name]).chain(types).chain(sizes).collect()
+}
+
+/// The warning that says so.
+fn serialised(said: &str) -> Option<&str> {
+    said.lines().find(|line| line.contains(SERIALISED))
+}
+
+/// The compiler's version.
+fn version() -> Result<&'static str> {
+    static VERSION: OnceLock<String> = OnceLock::new();
+    if let Some(version) = VERSION.get() {
+        return Ok(version);
+    }
+    let output =
+        Command::new("nvcc").arg("--version").output().context("cannot run nvcc: is it on the PATH?")?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let version = text.split_whitespace().find(|word| word.starts_with('V')).context("nvcc's version")?;
+    Ok(VERSION.get_or_init(|| format!("nvcc {}", version.trim_start_matches('V'))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::variants::parse;
+
+    #[test]
+    fn a_file_is_told_what_to_be() {
+        let text = "[[variant]]\nfamily = \"halo_gemm\"\nkernel = \"halo_gemm\"\ntypes = [\"bf16\"]\n\
+                    params = { KIND = 0, BN = 64 }\nthreads = 288\nwhy = \"a test\"\n";
+        let variant = parse(text).unwrap().remove(0);
+        let expected = ["-DHALO_GEMM", "-DTYPE_BF16", "-DKIND=0", "-DBN=64"];
+        assert_eq!(flags(&variant)[FLAGS.len()..], expected);
+        assert!(source(&variant).ends_with("src/cuda/halo_gemm.cu"));
+    }
+
+    #[test]
+    fn a_warning_that_costs_speed_is_noticed() {
+        let warning = "ptxas info : (C7510) Potential Performance Loss: wgmma.mma_async instructions are \
+                       serialized due to insufficient register resources";
+        assert_eq!(serialised(&format!("a.cu\n{warning}\n")), Some(warning));
+        assert_eq!(serialised("ptxas info : 1 bytes gmem\n"), None);
+    }
+}
