@@ -56,7 +56,7 @@ fn code(listing: &Listing, folder: &Path) -> Result<String, String> {
     let mut code = format!("Manifest {{ compiler: {:?}, variants: vec![\n", listing.compiler);
     for variant in &listing.variants {
         let Listed { name, family, entry, arch: (major, minor), file, types, params, .. } = variant;
-        let Listed { registers, local_bytes, shared_bytes, hash, .. } = variant;
+        let Listed { registers, local_bytes, shared_bytes, threads, exact, hash, .. } = variant;
         let cubin = folder.join(file);
         let cubin = cubin.canonicalize().map_err(|error| format!("{name}: {}: {error}", cubin.display()))?;
         watch(&cubin);
@@ -65,7 +65,7 @@ fn code(listing: &Listing, folder: &Path) -> Result<String, String> {
             "Variant {{ name: {name:?}, family: {family:?}, entry: {entry:?}, \
              arch: Arch {{ major: {major}, minor: {minor} }}, types: &{types:?}, params: &{params:?}, \
              registers: {registers}, local_bytes: {local_bytes}, shared_bytes: {shared_bytes}, \
-             hash: {hash:?}, cubin: cubin!({cubin:?}) }},"
+             threads: {threads}, exact: {exact}, hash: {hash:?}, cubin: cubin!({cubin:?}) }},"
         );
         done.map_err(|error| error.to_string())?;
     }

@@ -228,7 +228,7 @@ impl Device {
             return Err(missing());
         }
         checked("cuModuleGetFunction", result)?;
-        let kernel = Kernel { function };
+        let kernel = Kernel { function, threads: variant.threads, shared: 0 };
         kernels.insert(key, kernel);
         Ok(kernel)
     }
@@ -294,6 +294,37 @@ impl Drop for RelaxedCapture {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kernel {
     function: sys::CUfunction,
+    /// Threads of a block, as the launch counts them.
+    threads: u32,
+    /// Bytes of shared memory that a launch gives to a block.
+    shared: u32,
+}
+
+impl Kernel {
+    /// The kernel with so many bytes of shared memory a block, besides what it has of itself.
+    ///
+    /// # Errors
+    /// [`Error::Cuda`] if a block cannot have as many.
+    pub fn with_shared(self, device: &Device, bytes: u32) -> Result<Kernel> {
+        use sys::CUfunction_attribute as A;
+        if bytes > 0 {
+            let _entered = device.enter()?;
+            // What is allowed only grows: other launches of the kernel keep theirs.
+            let _alone = device.kernels.lock().unwrap_or_else(PoisonError::into_inner);
+            let most = A::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+            let mut allowed = 0;
+            // SAFETY: the function stays loaded, and `allowed` is where the driver puts a number.
+            unsafe { call!(cuFuncGetAttribute(&mut allowed, most, self.function)) }?;
+            let wanted = i32::try_from(bytes).unwrap_or(i32::MAX).max(allowed);
+            // The cache is all shared memory, so that as many blocks fit as there is room for.
+            let carveout = A::CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT;
+            for (attribute, value) in [(most, wanted), (carveout, 100)] {
+                // SAFETY: the function stays loaded.
+                unsafe { call!(cuFuncSetAttribute(self.function, attribute, value)) }?;
+            }
+        }
+        Ok(Kernel { shared: bytes, ..self })
+    }
 }
 
 // SAFETY: a handle that stays valid for the life of the process and is not tied to a thread.
@@ -301,8 +332,8 @@ unsafe impl Send for Kernel {}
 // SAFETY: as above; nothing of it changes.
 unsafe impl Sync for Kernel {}
 
-/// Launches a kernel on a grid of tile blocks. How many threads a block has, and its shared memory,
-/// is part of a tile kernel's code.
+/// Launches a kernel on a grid of blocks. How many threads a block has, and its shared memory, is part of
+/// a tile kernel's code; others have what their variant and [`Kernel::with_shared`] say.
 ///
 /// # Errors
 /// [`Error::Cuda`]. What goes wrong while the kernel runs shows at a later call.
@@ -324,10 +355,10 @@ pub unsafe fn launch(kernel: Kernel, grid: [u32; 3], arguments: &Arguments, stre
                 x,
                 y,
                 z,
+                kernel.threads,
                 1,
                 1,
-                1,
-                0,
+                kernel.shared,
                 stream.handle(),
                 addresses.as_mut_ptr(),
                 null_mut()

@@ -180,8 +180,8 @@ impl Action {
     fn new(device: &Arc<Device>, step: &Step) -> Result<Action> {
         match step {
             Step::Clear { at, words } => Ok(Action::Clear { at: *at, words: *words }),
-            Step::Launch { variant, grid, arguments: given } => {
-                let kernel = device.kernel(variant)?;
+            Step::Launch { variant, grid, shared, arguments: given } => {
+                let kernel = device.kernel(variant)?.with_shared(device, *shared)?;
                 let (mut arguments, mut addresses) = (Arguments::new(), Vec::new());
                 for (slot, argument) in given.iter().enumerate() {
                     match *argument {

@@ -35,6 +35,10 @@ pub struct Listed {
     pub local_bytes: u64,
     /// Bytes of shared memory a block.
     pub shared_bytes: u64,
+    /// Threads of a block as the launch counts them: 1 where they are part of the code.
+    pub threads: u64,
+    /// Whether it runs on its architecture alone.
+    pub exact: bool,
     /// The hash of everything that it was made from.
     pub hash: String,
 }
@@ -76,6 +80,8 @@ fn listed(object: &Object<'_>) -> Result<Listed, String> {
         registers: object.count("registers")?,
         local_bytes: object.count("local_bytes")?,
         shared_bytes: object.count("shared_bytes")?,
+        threads: if object.has("threads") { object.count("threads")? } else { 1 },
+        exact: object.has("exact") && object.truth("exact")?,
         hash: object.text("hash")?,
     })
 }
@@ -99,6 +105,10 @@ impl<'a> Object<'a> {
         self.value.get(field).ok_or_else(|| format!("{}{field} is missing", self.path))
     }
 
+    fn has(&self, field: &str) -> bool {
+        self.value.get(field).is_some()
+    }
+
     fn wrong(&self, field: &str, expected: &str) -> String {
         let got = self.value.get(field).unwrap_or(&Value::Null);
         format!("{}{field} must be {expected}, got {got}", self.path)
@@ -112,6 +122,10 @@ impl<'a> Object<'a> {
     fn count(&self, field: &str) -> Result<u64, String> {
         let count = self.get(field)?.as_u64().filter(|&count| count <= u64::from(u32::MAX));
         count.ok_or_else(|| self.wrong(field, "a whole number of 32 bits"))
+    }
+
+    fn truth(&self, field: &str) -> Result<bool, String> {
+        self.get(field)?.as_bool().ok_or_else(|| self.wrong(field, "true or false"))
     }
 
     fn array(&self, field: &str) -> Result<&'a [Value], String> {
@@ -140,10 +154,14 @@ mod tests {
     #[test]
     fn a_manifest_is_read() {
         let mut other = variant();
-        other["arch"] = "sm_120".into();
+        for (field, value) in [("arch", json!("sm_120")), ("threads", json!(288)), ("exact", json!(true))] {
+            other[field] = value;
+        }
         let listing = parsed(&[variant(), other]).unwrap();
         assert_eq!(listing.compiler, "tileiras 13.5.37");
         assert_eq!(listing.variants.iter().map(|v| v.arch).collect::<Vec<_>>(), [(9, 0), (12, 0)]);
+        let launched: Vec<_> = listing.variants.iter().map(|v| (v.threads, v.exact)).collect();
+        assert_eq!(launched, [(1, false), (288, true)]);
         let first = &listing.variants[0];
         assert_eq!(
             (first.name.as_str(), first.family.as_str()),
@@ -177,6 +195,8 @@ mod tests {
                 json!({"BM": 0.5}),
                 "variants[0].params must be an object of whole numbers, got {\"BM\":0.5}",
             ),
+            ("threads", json!("288"), "variants[0].threads must be a whole number of 32 bits, got \"288\""),
+            ("exact", json!(1), "variants[0].exact must be true or false, got 1"),
             ("registers", json!(-1), "variants[0].registers must be a whole number of 32 bits, got -1"),
             ("local_bytes", json!(1u64 << 32), "variants[0].local_bytes must be a whole number of 32 bits"),
         ] {

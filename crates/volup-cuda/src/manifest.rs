@@ -54,6 +54,10 @@ pub struct Variant {
     pub local_bytes: u32,
     /// Bytes of shared memory a block.
     pub shared_bytes: u32,
+    /// Threads of a block as the launch counts them: 1 where they are part of the code.
+    pub threads: u32,
+    /// Whether it runs on its architecture alone, not on later ones of the generation.
+    pub exact: bool,
     /// The hash of its sources, options, compiler and architecture.
     pub hash: &'static str,
     /// Its code.
@@ -68,7 +72,7 @@ impl Variant {
 }
 
 /// Compile-time sizes that say how a kernel cuts its work, not what it can do.
-const TILES: [&str; 9] = ["B", "BC", "BK", "BM", "BN", "BP", "BR", "R", "U"];
+const TILES: [&str; 11] = ["B", "BC", "BK", "BM", "BN", "BP", "BR", "CTAS", "MI", "R", "U"];
 
 impl Variant {
     /// Whether another kernel can do all that this one can, in other tiles.
@@ -135,7 +139,8 @@ impl Manifest {
                 built,
             });
         };
-        let built = || self.variants.iter().filter(|variant| variant.arch == closest);
+        let runs = |variant: &&Variant| !variant.exact || variant.arch == device.arch;
+        let built = || self.variants.iter().filter(|variant| variant.arch == closest).filter(runs);
         let spills = |variant: &&Variant| {
             let better =
                 |other: &Variant| other.local_bytes < variant.local_bytes && other.does_the_same(variant);
@@ -171,6 +176,8 @@ mod tests {
             registers: 168,
             local_bytes: 0,
             shared_bytes: 100_000,
+            threads: 1,
+            exact: false,
             hash: "0af3",
             cubin: Cubin::NONE,
         }
@@ -203,6 +210,16 @@ mod tests {
         }
         assert_eq!(manifest.variant(&made_up(8, 9), "b").unwrap().param("BN"), Some(64));
         assert_eq!(manifest.variant(&made_up(8, 9), "b").unwrap().param("BK"), None);
+    }
+
+    #[test]
+    fn what_is_for_one_architecture_runs_on_no_other() {
+        let variants = vec![variant("a", 9, 0), Variant { exact: true, ..variant("b", 9, 0) }];
+        let manifest = Manifest { compiler: "tileiras 13.5.37", variants };
+        for (minor, names) in [(0, "a b"), (1, "a"), (3, "a")] {
+            let found = manifest.for_device(&made_up(9, minor)).unwrap();
+            assert_eq!(found.iter().map(|v| v.name).collect::<Vec<_>>().join(" "), names);
+        }
     }
 
     #[test]

@@ -56,6 +56,8 @@ fn variant(name: &'static str, entry: &'static str) -> Variant {
         registers: 0,
         local_bytes: 0,
         shared_bytes: 0,
+        threads: 1,
+        exact: false,
         hash: "",
         cubin,
     }

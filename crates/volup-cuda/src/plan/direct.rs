@@ -53,5 +53,5 @@ pub(super) fn step(context: Context<'_>, control: Option<u64>) -> Result<Step> {
         .saturating_mul(out_per_group.div_ceil(size(&variant, "BC")))
         .saturating_mul(geometry.output_voxels().div_ceil(size(&variant, "BP")));
     let blocks = tiles.min(BLOCKS * context.device.multiprocessors).max(1);
-    Ok(Step::Launch { variant, grid: [blocks as u32, 1, 1], arguments })
+    Ok(Step::launch(variant, [blocks as u32, 1, 1], arguments))
 }

@@ -255,7 +255,7 @@ impl<'a> Interleave<'a> {
         let (code, slope) = activation_code(epilogue(&request.block)[0]);
         arguments.extend([i32::from(conv.has_bias()).into(), code.into(), Argument::F64(slope)]);
         let grid = [(tiling.tiles * tiling.parts) as u32, 1, 1];
-        Ok(Step::Launch { variant: *tiling.kernel, grid, arguments })
+        Ok(Step::launch(*tiling.kernel, grid, arguments))
     }
 }
 
@@ -304,6 +304,8 @@ mod tests {
                 registers: 0,
                 local_bytes: 0,
                 shared_bytes: 0,
+                threads: 1,
+                exact: false,
                 hash: "",
                 cubin: Cubin::NONE,
             }
@@ -328,7 +330,7 @@ mod tests {
                 check(aligned);
                 check(any);
             }
-            Step::Launch { variant, grid, arguments } => {
+            Step::Launch { variant, grid, arguments, .. } => {
                 let given = arguments.iter().map(|argument| match argument {
                     Argument::Pointer(..) => "*mut",
                     Argument::I32(_) => "i32",
@@ -446,7 +448,7 @@ mod tests {
         assert_eq!(pack[3..5], [Argument::I32(4 * 64 * 128), Argument::I32(128)]);
         assert!(plan.workspace_bytes >= 4 * 64 * 128 * 4);
         let cut = |step: &Step| match step {
-            Step::Launch { variant, grid, arguments } => {
+            Step::Launch { variant, grid, arguments, .. } => {
                 (variant.param("BK").unwrap(), arguments[13], arguments[14], grid[0])
             }
             _ => panic!("{step:?}"),

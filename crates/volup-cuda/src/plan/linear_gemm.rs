@@ -360,7 +360,7 @@ impl<'a> Linear<'a> {
         push(&mut arguments, strides)?;
         let grid = [rows.div_ceil(size(&variant, "BR")), self.pitch.div_ceil(size(&variant, "BC")), 1]
             .map(|n| n as u32);
-        steps.push(Step::Launch { variant, grid, arguments });
+        steps.push(Step::launch(variant, grid, arguments));
         Ok(())
     }
 
@@ -407,7 +407,7 @@ impl<'a> Linear<'a> {
         }
         let phases = depth.axis.stride * height.axis.stride;
         let blocks = rows.div_ceil(self.tile[0]) * phases * self.slices * self.blocks;
-        steps.push(Step::Launch { variant: *self.kernel, grid: [blocks as u32, 1, 1], arguments });
+        steps.push(Step::launch(*self.kernel, [blocks as u32, 1, 1], arguments));
         Ok(())
     }
 }

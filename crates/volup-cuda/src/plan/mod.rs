@@ -88,8 +88,10 @@ pub enum Step {
     Launch {
         /// The kernel.
         variant: Variant,
-        /// Tile blocks.
+        /// Blocks.
         grid: [u32; 3],
+        /// Bytes of shared memory a block, besides what the kernel has of itself.
+        shared: u32,
         /// What it is given, in its order.
         arguments: Vec<Argument>,
     },
@@ -100,6 +102,13 @@ pub enum Step {
         /// Where they do not.
         any: Box<Step>,
     },
+}
+
+impl Step {
+    /// A launch without more shared memory than the kernel has of itself.
+    fn launch(variant: Variant, grid: [u32; 3], arguments: Vec<Argument>) -> Step {
+        Step::Launch { variant, grid, shared: 0, arguments }
+    }
 }
 
 /// What is done for a block, in order.

@@ -29,7 +29,7 @@ pub(super) fn steps(
     };
     let launch = |steps: &mut Vec<Step>, kernel, types: &[&str], tasks, arguments| -> Result<()> {
         let variant = *context.kernel(kernel, types, &[])?;
-        steps.push(Step::Launch { variant, grid: blocks(tasks), arguments });
+        steps.push(Step::launch(variant, blocks(tasks), arguments));
         Ok(())
     };
     let tile = |kernel, name| -> Result<usize> { Ok(size(context.kernel(kernel, &types, &[])?, name)) };

@@ -69,16 +69,17 @@ pub(super) fn largest(context: Context<'_>, control: u64, steps: &mut Vec<Step>)
     let elements: usize = context.request.geometry.input_shape().iter().product();
     let variant = *context.kernel("pack_largest", &[], &[])?;
     let tiles = elements.div_ceil(size(&variant, "B"));
-    steps.push(Step::Launch {
+    let arguments = vec![
+        Argument::Pointer(Buffer::Input, 0),
+        Argument::Pointer(Buffer::Workspace, control),
+        Argument::I64(elements as i64),
+        int(tiles)?.into(),
+    ];
+    steps.push(Step::launch(
         variant,
-        grid: [tiles.min(8 * context.device.multiprocessors) as u32, 1, 1],
-        arguments: vec![
-            Argument::Pointer(Buffer::Input, 0),
-            Argument::Pointer(Buffer::Workspace, control),
-            Argument::I64(elements as i64),
-            int(tiles)?.into(),
-        ],
-    });
+        [tiles.min(8 * context.device.multiprocessors) as u32, 1, 1],
+        arguments,
+    ));
     Ok(())
 }
 
@@ -139,7 +140,7 @@ pub(super) fn weight(
         push(&mut arguments, per_group)?;
         push(&mut arguments, [cout, d_kernel * h_kernel * w_kernel])?;
         let variant = *context.kernel("pack_weight_scale", &[], &[])?;
-        steps.push(Step::Launch { variant, grid: [columns as u32, 1, 1], arguments });
+        steps.push(Step::launch(variant, [columns as u32, 1, 1], arguments));
     }
     let name = format!("pack_weight_{}", operand.name());
     let variant = *context.kernel(&name, &operand.types(context), &[])?;
@@ -154,6 +155,6 @@ pub(super) fn weight(
     push(&mut arguments, [cin, cout, d_kernel, h_kernel, w_kernel, w_stride, w_dilation])?;
     push(&mut arguments, [w_steps, w_step, w_far, span])?;
     let blocks = length.div_ceil(size(&variant, "B"));
-    steps.push(Step::Launch { variant, grid: [blocks as u32, 1, 1], arguments });
+    steps.push(Step::launch(variant, [blocks as u32, 1, 1], arguments));
     Ok(PackedWeight { at, scale })
 }

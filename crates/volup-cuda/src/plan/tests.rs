@@ -86,6 +86,7 @@ fn fits(call: &Call<'_>, plan: &Plan, what: &str) {
     let what = format!("{}: {what}", call.variant.name);
     let [x, y, z] = call.grid;
     assert!(x > 0 && y > 0 && z > 0 && x < 1 << 31 && y < 1 << 16 && z < 1 << 16, "{:?}, {what}", call.grid);
+    assert!(call.shared == 0 || call.variant.exact, "{what}");
     let (asked, given) = (&call.signature.parameters, call.arguments);
     assert_eq!(asked.len(), given.len(), "{what}");
     for ((name, of), argument) in asked.iter().zip(given) {

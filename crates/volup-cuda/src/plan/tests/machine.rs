@@ -139,8 +139,10 @@ impl Machine {
 pub struct Call<'a> {
     /// The kernel.
     pub variant: &'a Variant,
-    /// Tile blocks.
+    /// Blocks.
     pub grid: [i64; 3],
+    /// Bytes of shared memory a block that the launch adds.
+    pub shared: i64,
     /// What it is given.
     pub arguments: &'a [Argument],
     /// What it asks for.
@@ -160,8 +162,9 @@ pub fn calls(step: &Step) -> Vec<Call<'_>> {
 impl<'a> Call<'a> {
     /// A step that is a launch.
     pub fn new(step: &'a Step) -> Option<Call<'a>> {
-        let Step::Launch { variant, grid, arguments } = step else { return None };
-        Some(Call { variant, grid: grid.map(i64::from), arguments, signature: signature(variant) })
+        let Step::Launch { variant, grid, shared, arguments } = step else { return None };
+        let (grid, shared) = (grid.map(i64::from), i64::from(*shared));
+        Some(Call { variant, grid, shared, arguments, signature: signature(variant) })
     }
 
     /// The function's name.

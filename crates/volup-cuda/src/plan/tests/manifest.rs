@@ -9,8 +9,9 @@ use std::sync::OnceLock;
 const VARIANTS: &str = include_str!("../../../../volup-kernels/variants.toml");
 
 /// The kernels' files by family.
-const SOURCES: [(&str, &str); 5] = [
+const SOURCES: [(&str, &str); 6] = [
     ("direct", include_str!("../../../../volup-kernels/src/direct.rs")),
+    ("halo_gemm", include_str!("../../../../volup-kernels/src/cuda/halo_gemm.cu")),
     ("interleave", include_str!("../../../../volup-kernels/src/interleave.rs")),
     ("linear_gemm", include_str!("../../../../volup-kernels/src/linear_gemm.rs")),
     ("norm", include_str!("../../../../volup-kernels/src/norm.rs")),
@@ -32,7 +33,8 @@ pub fn variants_for(arch: Arch) -> Vec<Variant> {
         let listed = variants::parse(VARIANTS).expect("a valid list of variants");
         listed.iter().map(leaked).collect()
     });
-    all.iter().map(|&variant| Variant { arch, ..variant }).collect()
+    let are_for = |variant: &&Variant| !variant.exact || arch == Arch { major: 9, minor: 0 };
+    all.iter().filter(are_for).map(|&variant| Variant { arch, ..variant }).collect()
 }
 
 fn leaked(listed: &variants::Variant) -> Variant {
@@ -43,13 +45,15 @@ fn leaked(listed: &variants::Variant) -> Variant {
     Variant {
         name: listed.name().leak(),
         family: text(&listed.family),
-        entry: format!("{}_entry", listed.kernel).leak(),
+        entry: listed.entry().leak(),
         arch: Arch { major: 0, minor: 0 },
         types: types.leak(),
         params: params.leak(),
         registers: 0,
         local_bytes: 0,
         shared_bytes: 0,
+        threads: listed.threads.unwrap_or(1),
+        exact: listed.is_cuda(),
         hash: "",
         cubin: Cubin::NONE,
     }
@@ -67,17 +71,22 @@ pub struct Signature {
 
 /// The signature of a variant's function.
 pub fn signature(variant: &Variant) -> &'static Signature {
-    static KNOWN: OnceLock<HashMap<&'static str, Signature>> = OnceLock::new();
+    static KNOWN: OnceLock<HashMap<(&'static str, Option<i64>), Signature>> = OnceLock::new();
+    // CUDA C++ has other parameters for other kinds of numbers.
+    let key = |variant: &Variant| (variant.entry, variant.param("KIND"));
     let known = KNOWN.get_or_init(|| {
         let entries = variants_for(Arch { major: 9, minor: 0 });
-        entries.iter().map(|variant| (variant.entry, declared(variant))).collect()
+        entries.iter().map(|variant| (key(variant), declared(variant))).collect()
     });
-    known.get(variant.entry).expect("a kernel of the list")
+    known.get(&key(variant)).expect("a kernel of the list")
 }
 
 fn declared(variant: &Variant) -> Signature {
     let (_, source) = SOURCES.iter().find(|(family, _)| *family == variant.family).expect("a known family");
     let name = variant.entry.trim_end_matches("_entry");
+    if variant.exact {
+        return declared_in_cuda(variant, source);
+    }
     let (_, rest) =
         source.split_once(&format!("unsafe fn {name}<")).expect("the family's file has the kernel");
     let (generics, rest) = rest.split_once(">(").expect("generics end");
@@ -90,4 +99,43 @@ fn declared(variant: &Variant) -> Signature {
         pairs(generics).into_iter().map(|(name, _)| name).partition(|name| name.starts_with("const "));
     let sizes = sizes.into_iter().map(|name| name.trim_start_matches("const ")).collect();
     Signature { types, sizes, parameters: pairs(parameters) }
+}
+
+/// The signature of a kernel in CUDA C++, as it is for the variant's kind of numbers.
+fn declared_in_cuda(variant: &Variant, source: &'static str) -> Signature {
+    let kind = variant.param("KIND").expect("a kind of numbers");
+    let (_, rest) = source.split_once(&format!(" {}(\n", variant.entry)).expect("the file has the kernel");
+    let (list, _) = rest.split_once(") {").expect("parameters end");
+    let (mut kept, mut keep) = (Vec::new(), true);
+    for line in list.lines() {
+        keep = match line.split_once(' ') {
+            Some(("#if", "KIND == 2")) => kind == 2,
+            _ if line == "#else" => !keep,
+            _ if line == "#endif" => true,
+            _ => {
+                kept.extend(if keep { line.split(',').map(str::trim).collect() } else { vec![] });
+                keep
+            }
+        };
+    }
+    let element = if kind == 0 { "*mut T" } else { "*mut f32" };
+    let packed = if kind == 2 { "*mut f16" } else { element };
+    let parameter = |text: &'static str| {
+        let (of, name) = text.rsplit_once([' ', '*']).expect("type and name");
+        let of = match of.trim_start_matches("const ").trim() {
+            "int" => "i32",
+            "double" => "f64",
+            "char" | "uint4" => packed,
+            "Element" => element,
+            "float" => "*mut f32",
+            "unsigned" => "*mut i32",
+            other => panic!("{name} is of {other}"),
+        };
+        (name, of)
+    };
+    let parameters = kept.into_iter().filter(|text| !text.is_empty()).map(parameter).collect();
+    let types = if kind == 0 { vec!["T"] } else { vec![] };
+    // What the file asks for by `#error`.
+    let sizes = if variant.entry == "halo_gemm" { vec!["KIND", "BN", "MI", "CTAS"] } else { vec!["KIND"] };
+    Signature { types, sizes, parameters }
 }
