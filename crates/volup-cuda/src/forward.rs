@@ -16,11 +16,14 @@ pub enum Algorithm {
     LinearGemm,
     /// A matrix product whose columns are interleaved phases.
     Interleave,
+    /// The matrix product a phase on Hopper, from operands in shared memory.
+    HaloGemm,
 }
 
 impl Algorithm {
     /// All families.
-    pub const ALL: [Algorithm; 3] = [Algorithm::Direct, Algorithm::LinearGemm, Algorithm::Interleave];
+    pub const ALL: [Algorithm; 4] =
+        [Algorithm::Direct, Algorithm::LinearGemm, Algorithm::Interleave, Algorithm::HaloGemm];
 }
 
 impl fmt::Display for Algorithm {
@@ -29,6 +32,7 @@ impl fmt::Display for Algorithm {
             Algorithm::Direct => "direct",
             Algorithm::LinearGemm => "linear_gemm",
             Algorithm::Interleave => "interleave",
+            Algorithm::HaloGemm => "halo_gemm",
         })
     }
 }
@@ -41,7 +45,7 @@ impl FromStr for Algorithm {
         named.ok_or_else(|| Error::UnknownName {
             param: "algorithm",
             got: name.into(),
-            expected: "direct, linear_gemm, interleave",
+            expected: "direct, linear_gemm, interleave, halo_gemm",
         })
     }
 }

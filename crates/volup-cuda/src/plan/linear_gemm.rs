@@ -2,13 +2,13 @@
 //! the numbers mean.
 
 use super::pack::{self, Operand, PackedWeight, WeightLayout};
+use super::phases::PhaseAxis;
 use super::{
-    Argument, Buffer, Context, Step, Workspace, activation_code, direct, epilogue, gcd, int, push, size,
-    strides,
+    Argument, Buffer, Context, Step, Workspace, activation_code, direct, epilogue, int, push, size, strides,
 };
 use crate::Variant;
 use std::fmt;
-use volup::{Axis, MemoryFormat, Result};
+use volup::{MemoryFormat, Result};
 
 /// Where the split's 2^-ex lies among the control words, in bytes.
 const SCALE: u64 = 16;
@@ -31,48 +31,8 @@ fn rate(operand: Operand) -> f64 {
     all / 132.0
 }
 
-/// One axis of the packed input and of the phases.
-#[derive(Clone, Copy, Debug)]
-struct LinearAxis {
-    axis: Axis,
-    /// The first position that any output belongs to.
-    first: usize,
-    /// Positions a row, plane or sample is apart from the next.
-    pitch: usize,
-    /// The largest offset of a tap.
-    reach: usize,
-}
-
-impl LinearAxis {
-    fn new(axis: Axis) -> LinearAxis {
-        let Axis { input, output, kernel, stride, padding, dilation, .. } = axis;
-        let first = padding / stride;
-        let last = (padding + output - 1) / stride;
-        let positions = last - first + 1;
-        let reach = dilation * (kernel - 1) / stride;
-        let left = reach.saturating_sub(first);
-        let right = last.saturating_sub(input - 1);
-        LinearAxis { axis, first, pitch: (input + left.max(right)).max(positions), reach }
-    }
-
-    /// Where the first position's residue 0 lies in the output.
-    fn shift(&self) -> i64 {
-        (self.axis.stride * self.first) as i64 - self.axis.padding as i64
-    }
-
-    /// Stride over its greatest common divisor with the dilation, and the inverse of dilation over
-    /// that divisor modulo it: a residue's first tap is `residue/gcd * inverse mod step`.
-    fn step_and_inverse(&self) -> (usize, usize) {
-        let (stride, dilation) = (self.axis.stride, self.axis.dilation);
-        let gcd = gcd(stride, dilation);
-        let step = stride / gcd;
-        let inverse = (0..step).find(|t| t * (dilation / gcd) % step == 1 % step).unwrap_or(0);
-        (step, inverse)
-    }
-}
-
 /// Whether a kernel's way to store y fits: by single elements always, by vectors where they are whole.
-fn stores(kernel: &Variant, context: Context<'_>, axes: &[LinearAxis; 3], slices: usize) -> bool {
+fn stores(kernel: &Variant, context: Context<'_>, axes: &[PhaseAxis; 3], slices: usize) -> bool {
     let conv = context.request.geometry.conv();
     let vectors = |size: usize| size.is_multiple_of(8);
     match kernel.param("STORE") {
@@ -81,7 +41,7 @@ fn stores(kernel: &Variant, context: Context<'_>, axes: &[LinearAxis; 3], slices
             vectors(slice) && vectors(conv.out_channels()) && (slices == 1 || axes[2].axis.stride == 1)
         }
         Some(3) => {
-            let is_output = |axis: &LinearAxis| {
+            let is_output = |axis: &PhaseAxis| {
                 axis.axis.stride == 1 && axis.axis.padding == 0 && axis.pitch == axis.axis.output
             };
             axes.iter().all(is_output) && vectors(context.request.geometry.output_voxels())
@@ -95,7 +55,7 @@ pub(super) struct Linear<'a> {
     operand: Operand,
     kernel: &'a Variant,
     tile: [usize; 3],
-    axes: [LinearAxis; 3],
+    axes: [PhaseAxis; 3],
     /// Samples that are packed and computed at a time.
     batch: usize,
     slices: usize,
@@ -165,7 +125,7 @@ impl<'a> Linear<'a> {
         let size = |name| kernel.param(name).and_then(|size| usize::try_from(size).ok());
         let tile = [size("BM")?, size("BN")?, size("BK")?];
         let [m, n, k] = tile;
-        let axes = geometry.axes().map(LinearAxis::new);
+        let axes = geometry.axes().map(PhaseAxis::new);
         if !stores(kernel, context, &axes, slices) {
             return None;
         }
@@ -173,8 +133,7 @@ impl<'a> Linear<'a> {
         let (slice_in, slice_out) = (conv.in_channels() / slices, conv.out_channels() / slices);
         // Taps along width: in one run of the reduction, or one after another.
         let far = width.reach;
-        let offsets = (0..width.axis.kernel).map(|t| t * width.axis.dilation / width.axis.stride);
-        let apart = offsets.fold(0, gcd).max(1);
+        let apart = width.apart();
         if windowed && slices > 1 {
             return None;
         }
@@ -388,11 +347,7 @@ impl<'a> Linear<'a> {
         let numbers = [rows, self.view_rows(count), self.pitch, self.window];
         push(&mut arguments, numbers.into_iter().chain(self.axes.map(|axis| axis.pitch)))?;
         for axis in [depth, height] {
-            let (step, inverse) = axis.step_and_inverse();
-            let Axis { kernel, stride, dilation, output, .. } = axis.axis;
-            push(&mut arguments, [kernel, stride, dilation, step, inverse, axis.first])?;
-            arguments.push((axis.shift() as i32).into());
-            arguments.push(int(output)?.into());
+            axis.push(&mut arguments)?;
         }
         arguments.push(int(width.axis.stride)?.into());
         arguments.push((width.shift() as i32).into());

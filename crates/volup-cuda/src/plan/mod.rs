@@ -4,10 +4,12 @@
 //! tested without a GPU. [`crate::Forward`] runs one.
 
 mod direct;
+mod halo_gemm;
 mod interleave;
 mod linear_gemm;
 mod norm;
 mod pack;
+mod phases;
 #[cfg(test)]
 mod tests;
 
@@ -156,10 +158,12 @@ struct Context<'a> {
 }
 
 impl<'a> Context<'a> {
-    /// The kernels of a function, which the entry is named after, for some types.
+    /// The kernels of a function, which the entry is named after, for some types: in a tile kernel's cubin
+    /// with an ending.
     fn kernels(self, kernel: &str, types: &[&str]) -> impl Iterator<Item = &'a Variant> {
-        let entry = format!("{kernel}_entry");
-        let is_it = move |variant: &&&Variant| variant.entry == entry && variant.types == types;
+        let is_it = move |variant: &&&Variant| {
+            variant.entry.strip_suffix("_entry").unwrap_or(variant.entry) == kernel && variant.types == types
+        };
         self.variants.iter().filter(is_it).copied().collect::<Vec<_>>().into_iter()
     }
 
@@ -266,6 +270,50 @@ fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
+/// How a convolution may be computed, other than by the definition.
+enum Family<'a> {
+    Linear(linear_gemm::Linear<'a>),
+    Interleave(interleave::Interleave<'a>),
+    Halo(halo_gemm::Halo<'a>),
+}
+
+impl Family<'_> {
+    fn algorithm(&self) -> Algorithm {
+        match self {
+            Family::Linear(_) => Algorithm::LinearGemm,
+            Family::Interleave(_) => Algorithm::Interleave,
+            Family::Halo(_) => Algorithm::HaloGemm,
+        }
+    }
+
+    /// The time that it is expected to take.
+    fn seconds(&self) -> f64 {
+        match self {
+            Family::Linear(linear) => linear.seconds,
+            Family::Interleave(interleave) => interleave.seconds,
+            Family::Halo(halo) => halo.seconds,
+        }
+    }
+
+    fn steps(&self, context: Context<'_>, workspace: &mut Workspace, steps: &mut Vec<Step>) -> Result<()> {
+        match self {
+            Family::Linear(linear) => linear.steps(context, workspace, steps),
+            Family::Interleave(interleave) => interleave.steps(context, workspace, steps),
+            Family::Halo(halo) => halo.steps(context, workspace, steps),
+        }
+    }
+}
+
+impl fmt::Display for Family<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Family::Linear(linear) => linear.fmt(f),
+            Family::Interleave(interleave) => interleave.fmt(f),
+            Family::Halo(halo) => halo.fmt(f),
+        }
+    }
+}
+
 impl Plan {
     /// Plans a request on a device with the kernels for it.
     ///
@@ -278,32 +326,34 @@ impl Plan {
             let (steps, summary) = (Vec::new(), "nothing to do".to_string());
             return Ok(Plan { steps, workspace_bytes: 0, algorithm: Algorithm::Direct, summary });
         }
-        let direct = direct::seconds(context);
-        let mut linear = linear_gemm::Linear::new(context)?;
-        let mut interleave = interleave::Interleave::new(context);
+        let families = [
+            linear_gemm::Linear::new(context)?.map(Family::Linear),
+            interleave::Interleave::new(context).map(Family::Interleave),
+            halo_gemm::Halo::new(context).map(Family::Halo),
+        ];
+        let mut families: Vec<Family<'_>> = families.into_iter().flatten().collect();
         match request.algorithm {
-            Some(Algorithm::Direct) => (linear, interleave) = (None, None),
-            Some(Algorithm::LinearGemm) => interleave = None,
-            Some(Algorithm::Interleave) => linear = linear.filter(|_| interleave.is_none()),
+            Some(wanted) => {
+                // What does not apply is left to the one that nearly always does.
+                let there =
+                    wanted == Algorithm::Direct || families.iter().any(|family| family.algorithm() == wanted);
+                let wanted = if there { wanted } else { Algorithm::LinearGemm };
+                families.retain(|family| family.algorithm() == wanted);
+            }
             None => {
-                interleave = interleave.filter(|interleave| interleave.seconds < direct);
-                let least = interleave.as_ref().map_or(direct, |interleave| interleave.seconds);
-                linear = linear.filter(|linear| linear.seconds < least);
-                interleave = interleave.filter(|_| linear.is_none());
+                let direct = direct::seconds(context);
+                families.retain(|family| family.seconds() < direct);
             }
         }
+        let best = families.into_iter().min_by(|one, other| one.seconds().total_cmp(&other.seconds()));
         let mut workspace = Workspace::default();
         let mut steps = Vec::new();
-        let (algorithm, mut summary) = match (&linear, &interleave) {
-            (_, Some(interleave)) => {
-                interleave.steps(context, &mut workspace, &mut steps)?;
-                (Algorithm::Interleave, interleave.to_string())
+        let (algorithm, mut summary) = match &best {
+            Some(family) => {
+                family.steps(context, &mut workspace, &mut steps)?;
+                (family.algorithm(), family.to_string())
             }
-            (Some(linear), None) => {
-                linear.steps(context, &mut workspace, &mut steps)?;
-                (Algorithm::LinearGemm, linear.to_string())
-            }
-            (None, None) => {
+            None => {
                 steps.push(direct::step(context, None)?);
                 (Algorithm::Direct, "direct".to_string())
             }

@@ -107,6 +107,30 @@ pub(super) struct PackedWeight {
     pub(super) scale: u64,
 }
 
+/// Finds what the columns of a weight's slices are scaled by, for the split. `inner` is how many columns
+/// lie together, of one channel or one residue.
+pub(super) fn weight_scale(
+    context: Context<'_>,
+    slices: usize,
+    columns_per_slice: usize,
+    inner: usize,
+    scale: u64,
+    control: u64,
+    steps: &mut Vec<Step>,
+) -> Result<()> {
+    let conv = context.request.geometry.conv();
+    let (cin, cout, groups) = (conv.in_channels(), conv.out_channels(), conv.groups());
+    let first = usize::from(context.request.output_format == MemoryFormat::Contiguous);
+    let mut arguments = vec![Argument::Pointer(Buffer::Weight, 0)];
+    arguments.extend([scale, control].map(|at| Argument::Pointer(Buffer::Workspace, at)));
+    push(&mut arguments, [columns_per_slice, inner, first, cout / slices, cin / groups, cout / groups])?;
+    push(&mut arguments, [cout, conv.kernel_size().iter().product()])?;
+    let variant = *context.kernel("pack_weight_scale", &[], &[])?;
+    let columns = slices * columns_per_slice;
+    steps.push(Step::launch(variant, [columns as u32, 1, 1], arguments));
+    Ok(())
+}
+
 /// Packs the weight.
 pub(super) fn weight(
     context: Context<'_>,
@@ -135,12 +159,7 @@ pub(super) fn weight(
     let inner = if first == 1 { w_stride } else { slice_out };
     let per_group = [cin / groups, cout / groups];
     if split {
-        let mut arguments = vec![Argument::Pointer(Buffer::Weight, 0), pointer(scale), pointer(control)];
-        push(&mut arguments, [columns_per_slice, inner, first, slice_out])?;
-        push(&mut arguments, per_group)?;
-        push(&mut arguments, [cout, d_kernel * h_kernel * w_kernel])?;
-        let variant = *context.kernel("pack_weight_scale", &[], &[])?;
-        steps.push(Step::launch(variant, [columns as u32, 1, 1], arguments));
+        weight_scale(context, slices, columns_per_slice, inner, scale, control, steps)?;
     }
     let name = format!("pack_weight_{}", operand.name());
     let variant = *context.kernel(&name, &operand.types(context), &[])?;

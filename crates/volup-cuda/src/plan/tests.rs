@@ -2,6 +2,7 @@
 //! the definition says.
 
 mod contracts;
+mod halo;
 mod interleave;
 mod machine;
 mod manifest;
@@ -114,6 +115,12 @@ fn fits(call: &Call<'_>, plan: &Plan, what: &str) {
         let spanned = (call.size("BM") / (pd * ph * pw) + 2).min(samples);
         let farthest = contracts::view(call) + rows + call.size("BM");
         assert!(farthest < 1 << 31 && spanned * y_n < 1 << 31, "{what}");
+    }
+    if call.has("stage_rows") {
+        let [rows, pd, ph, pw, y_n] = call.ints(["rows", "pd", "ph", "pw", "y_n"]);
+        let (bm, sample) = (128 * call.size("MI"), pd * ph * pw);
+        let spanned = (bm / sample + 2).min(rows / sample);
+        assert!(call.int("a_rows") + bm < 1 << 31 && spanned * y_n < 1 << 31, "{what}");
     }
     if call.has("slice_pitch") {
         let [pd, ph, pw, n, x_n] = call.ints(["pd", "ph", "pw", "n", "x_n"]);

@@ -3,6 +3,7 @@
 //! Values are not rounded to what the kernels store. A float32 is split as `hi + lo / 2048` with a `lo`
 //! that matters but whose square does not, so that a part read in the other's place shows.
 
+use super::halo;
 use super::interleave;
 use super::machine::{Call, Machine, Pointer};
 use super::norm;
@@ -17,8 +18,17 @@ pub const LIFT: f64 = 2048.0;
 /// The share of a value that is split off.
 const SPLIT_OFF: f64 = 1.0 / 65536.0;
 /// Arguments that start at multiples of 256 bytes.
-const ALIGNED: [&str; 5] =
-    ["linear_gemm a", "linear_gemm b", "pack_input out", "pack_input out_lo", "interleave w"];
+const ALIGNED: [&str; 9] = [
+    "halo_gemm a",
+    "halo_gemm b",
+    "halo_pack_input out",
+    "halo_pack_weight out",
+    "linear_gemm a",
+    "linear_gemm b",
+    "pack_input out",
+    "pack_input out_lo",
+    "interleave w",
+];
 
 /// Does what a launch does.
 pub fn run(call: &Call<'_>, machine: &mut Machine) {
@@ -32,6 +42,7 @@ pub fn run(call: &Call<'_>, machine: &mut Machine) {
         name if name.starts_with("pack_input_") => pack_input(call, machine),
         name if name.starts_with("pack_weight_") => pack_weight(call, machine),
         name if name.starts_with("linear_gemm_") => linear_gemm(call, machine),
+        name if name.starts_with("halo_") => halo::run(call, machine),
         name if name.starts_with("interleave_") => interleave::run(call, machine),
         _ => norm::run(call, machine),
     }
@@ -69,6 +80,7 @@ pub fn extents(call: &Call<'_>) -> Vec<(Pointer, i64)> {
             found.extend([("scale_x", 1), ("scale_w", columns)]);
         }
         name if name.starts_with("norm_") => found = norm::extents(call),
+        name if name.starts_with("halo_") => found.extend(halo::extents(call)),
         name if name.starts_with("interleave_") => found.extend(interleave::extents(call)),
         _ => {}
     }
@@ -92,7 +104,7 @@ pub fn scale(bits: f64) -> f64 {
     f64::from((141 - biased).min(120)).exp2()
 }
 
-fn raise(call: &Call<'_>, machine: &mut Machine, word: i64, value: f64) {
+pub fn raise(call: &Call<'_>, machine: &mut Machine, word: i64, value: f64) {
     machine.update(call.pointer("control"), word, |before| before.max(value));
 }
 
@@ -163,17 +175,24 @@ fn pack_input(call: &Call<'_>, machine: &mut Machine) {
 
 /// Writes a packed element, in two parts where the kernel has them: what fp16 holds, if it is finite.
 fn put(call: &Call<'_>, machine: &mut Machine, out: Pointer, at: i64, value: f64) {
-    if call.has("out_lo") {
-        assert!(!value.is_finite() || value.abs() < 32768.0, "{}: {value} is not scaled", call.variant.name);
-        machine.write(out, at, value - value * SPLIT_OFF);
-        machine.write(call.pointer("out_lo"), at, value * SPLIT_OFF * LIFT);
+    let split = call.has("out_lo");
+    let low = if split { call.pointer("out_lo") } else { out };
+    put_parts(machine, [(out, at), (low, at)], split, value);
+}
+
+/// Writes a packed element to the place of its high part, and if it is split to that of its low part.
+pub fn put_parts(machine: &mut Machine, [high, low]: [(Pointer, i64); 2], split: bool, value: f64) {
+    if split {
+        assert!(!value.is_finite() || value.abs() < 32768.0, "{value} is not scaled");
+        machine.write(high.0, high.1, value - value * SPLIT_OFF);
+        machine.write(low.0, low.1, value * SPLIT_OFF * LIFT);
     } else {
-        machine.write(out, at, value);
+        machine.write(high.0, high.1, value);
     }
 }
 
 /// The channel in its slice and the residue along width of a column.
-fn column_is(call: &Call<'_>, column: i64, inner: i64, channels_first: bool) -> (i64, i64) {
+pub fn column_is(call: &Call<'_>, column: i64, inner: i64, channels_first: bool) -> (i64, i64) {
     let (high, low) = (column / inner, column % inner);
     assert!(inner > 0, "{}", call.variant.name);
     if channels_first { (high, low) } else { (low, high) }
@@ -252,16 +271,16 @@ fn pack_weight(call: &Call<'_>, machine: &mut Machine) {
 
 /// Taps of a residue along depth or height: the first, how many, and how far before a position the
 /// first one and each further one reads.
-struct Taps {
-    first: i64,
-    count: i64,
-    step: i64,
-    offset: i64,
-    back: i64,
+pub struct Taps {
+    pub first: i64,
+    pub count: i64,
+    pub step: i64,
+    pub offset: i64,
+    pub back: i64,
 }
 
 impl Taps {
-    fn new(call: &Call<'_>, axis: &str, residue: i64) -> Taps {
+    pub fn new(call: &Call<'_>, axis: &str, residue: i64) -> Taps {
         let int = |name: &str| call.int(&format!("{axis}_{name}"));
         let (kernel, stride, dilation) = (int("kernel"), int("stride"), int("dilation"));
         let step = int("step");

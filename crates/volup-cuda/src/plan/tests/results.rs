@@ -82,11 +82,12 @@ impl Example {
     }
 }
 
-/// The kernels of a device; of `linear_gemm`'s only those with so many columns, if there is a number.
+/// The kernels of a device; of products a phase only those with so many columns, if there is a number.
 fn kernels(device: &DeviceInfo, columns: Option<i64>) -> Vec<Variant> {
     let mut variants = variants_for(device.arch);
     variants.retain(|variant| {
-        variant.family != "linear_gemm" || columns.is_none_or(|columns| variant.param("BN") == Some(columns))
+        let is_product = variant.family == "linear_gemm" || variant.entry == "halo_gemm";
+        !is_product || columns.is_none_or(|columns| variant.param("BN") == Some(columns))
     });
     variants
 }
@@ -101,29 +102,47 @@ fn features(plan: &Plan) -> BTreeSet<&'static str> {
         found.extend((call.size("LAST") == 1).then_some("channels last"));
         found.extend((call.int("blocks") > 1).then_some("column blocks"));
     }
-    let products = calls.iter().filter(|call| call.variant.family == "linear_gemm");
+    let products = calls.iter().filter(|call| call.kernel().contains("_gemm"));
     let batches: BTreeSet<i64> = products.clone().map(|call| call.int("rows")).collect();
     for call in products {
+        if call.has("stage_rows") {
+            let [d_kernel, h_kernel] = call.ints(["d_kernel", "h_kernel"]);
+            let resident = call.int("resident") == 1;
+            found.insert(if resident { "resident units" } else { "passing units" });
+            let whole = call.int("unit_steps") == call.int("w_steps") && call.int("w_steps") > 1;
+            found.extend(whole.then_some("units of many steps"));
+            found.extend((call.int("whole_h") == 1 && h_kernel > 1).then_some("lines together"));
+            found.extend((call.int("whole_h") == 0).then_some("lines apart"));
+            let tiles = (call.int("rows") + 128 * call.size("MI") - 1) / (128 * call.size("MI"));
+            let tiles = tiles * call.int("d_stride") * call.int("h_stride");
+            let tiles = tiles * call.int("slices") * call.int("blocks");
+            found.extend((tiles > call.grid[0]).then_some("blocks of many tiles"));
+            found.extend((d_kernel > 1).then_some("taps along depth"));
+        }
         let mut note = |what, is: bool| is.then(|| found.insert(what));
         note("slices", call.int("slices") > 1);
         note("column blocks", call.int("blocks") > 1);
         note("chunks", call.int("chunks") > 1);
-        note("windows", call.int("window") > call.int("pitch"));
+        note("windows", call.has("window") && call.int("window") > call.int("pitch"));
         note("steps along width", call.int("w_steps") > 1);
         note("steps that skip", call.int("w_step") > 1);
         note("batches of two sizes", batches.len() > 1);
         note("a residue without taps", call.int("d_step") < call.int("d_stride"));
     }
+    let blocked = calls.iter().any(|call| call.has("lanes") && call.int("block") > 1);
+    found.extend(blocked.then_some("positions in blocks"));
     found
 }
 
 /// What the table has not: groups of so many channels that they are computed apart, and sizes that are
-/// whole tiles of `interleave`.
-fn more() -> [Case; 3] {
+/// whole tiles of `interleave`, and a batch that is cut.
+fn more() -> [Case; 4] {
     let groups = ConvSpec::builder(256, 192, [1, 2, 3]).stride([1, 2, 1]).padding([0, 1, 1]).groups(4);
+    let few = ConvSpec::builder(1, 2, [2, 1, 2]).stride([1, 1, 2]);
     let whole = |channels| ConvSpec::builder(channels, 40, 2).stride(2);
     [
         ("many-groups", groups, [2, 3, 5], "each slice has its columns and its part of the reduction"),
+        ("one-channel", few, [7, 18, 20], "takes far more memory when packed"),
         ("whole-tiles", whole(24), [1, 8, 16], "moved as views"),
         ("whole-deep-tiles", whole(136), [1, 8, 16], "more channels than a tile of x keeps"),
     ]
@@ -131,7 +150,7 @@ fn more() -> [Case; 3] {
         name,
         why,
         block: conv.bias(true).build().expect("a valid convolution").into(),
-        batch: Some(2),
+        batch: Some(if name == "one-channel" { 5 } else { 2 }),
         input,
         format: MemoryFormat::Contiguous,
     })
@@ -200,6 +219,35 @@ fn linear_gemm_computes_the_definition() {
 }
 
 #[test]
+fn halo_gemm_computes_the_definition() {
+    let [_, hopper, _] = devices();
+    let small = DeviceInfo { multiprocessors: 2, ..hopper.clone() };
+    let mut found = check(&hopper, None, DType::F32, Algorithm::HaloGemm);
+    found.extend(check(&small, Some(16), DType::F32, Algorithm::HaloGemm));
+    found.extend(check(&small, Some(96), DType::F32, Algorithm::HaloGemm));
+    found.extend(check(&small, Some(64), DType::Bf16, Algorithm::HaloGemm));
+    check(&hopper, None, DType::F16, Algorithm::HaloGemm);
+    let expected = [
+        "a residue without taps",
+        "batches of two sizes",
+        "blocks of many tiles",
+        "chunks",
+        "column blocks",
+        "lines apart",
+        "lines together",
+        "passing units",
+        "positions in blocks",
+        "resident units",
+        "slices",
+        "steps along width",
+        "steps that skip",
+        "taps along depth",
+        "units of many steps",
+    ];
+    assert_eq!(found.into_iter().collect::<Vec<_>>(), expected);
+}
+
+#[test]
 fn interleave_computes_the_definition() {
     let [_, hopper, small] = devices();
     let mut found = check(&hopper, None, DType::F32, Algorithm::Interleave);
@@ -237,13 +285,16 @@ fn the_guard_notices_what_the_fast_path_cannot_compute() {
                 for (what, change) in everywhere.into_iter().chain([small]) {
                     let example = Example::new(&case, dtype, change);
                     let formats = [MemoryFormat::Contiguous; 2];
-                    let request = example.request(Algorithm::LinearGemm, precision, formats);
-                    let plan = Plan::new(&request, &device, &variants).unwrap();
-                    println!("{case}; {dtype}, {precision}; {what}; {plan}");
-                    let (deviation, needed) = example.run(&plan, &request, true);
-                    assert!(deviation.is_ok(), "{deviation}");
-                    // Only the split is too coarse for what is small.
-                    assert_eq!(needed, what != small.0 || split, "{what}");
+                    for algorithm in [Algorithm::LinearGemm, Algorithm::HaloGemm] {
+                        let request = example.request(algorithm, precision, formats);
+                        let plan = Plan::new(&request, &device, &variants).unwrap();
+                        println!("{case}; {dtype}, {precision}; {what}; {plan}");
+                        assert_eq!(plan.algorithm, algorithm);
+                        let (deviation, needed) = example.run(&plan, &request, true);
+                        assert!(deviation.is_ok(), "{deviation}");
+                        // Only the split is too coarse for what is small.
+                        assert_eq!(needed, what != small.0 || split, "{what}");
+                    }
                 }
             }
         }
@@ -268,10 +319,28 @@ fn a_wrong_argument_shows() {
         ("linear_gemm", "chunks blocks channels y_d y_w has_bias lo_rows"),
         ("norm", "chunks width columns channels"),
     ];
-    let names = wrong.iter().flat_map(|(kernel, names)| names.split(' ').map(move |name| (kernel, name)));
+    let wrong_of_halo = [
+        ("halo_pack_input", "lead pd ph pw block n depth height width slices slice_in panels channel_panels"),
+        ("halo_pack_input", "a_rows x_n x_c x_d x_h x_w lanes"),
+        ("halo_pack_weight", "items chunk_panels chunks columns blocks channels slice_in outputs block"),
+        ("halo_pack_weight", "w_first w_stride w_dilation d_kernel h_kernel w_kernel"),
+        ("halo_pack_weight", "w_low w_steps w_step"),
+        ("halo_gemm", "a_rows lead pd ph pw d_inverse d_first d_shift d_out"),
+        ("halo_gemm", "h_kernel h_stride h_first h_out outputs w_shift w_out w_low w_steps w_step"),
+        ("halo_gemm", "chunk_panels chunks blocks channels y_d y_w has_bias a_stages stage_rows b_stages"),
+        ("halo_gemm", "unit_steps resident"),
+        ("pack_weight_scale", "inner out_per_group taps"),
+    ];
+    let of = |algorithm: Algorithm, wrong: &[(&'static str, &'static str)]| -> Vec<_> {
+        let names =
+            wrong.iter().flat_map(|(kernel, names)| names.split(' ').map(move |name| (*kernel, name)));
+        names.map(|(kernel, name)| (algorithm, kernel, name)).collect()
+    };
+    let mut names = of(Algorithm::LinearGemm, &wrong);
+    names.extend(of(Algorithm::HaloGemm, &wrong_of_halo));
     let mut unnoticed = Vec::new();
-    for (kernel, name) in names {
-        let request = example.request(Algorithm::LinearGemm, Precision::Ieee, FORMATS);
+    for (algorithm, kernel, name) in names {
+        let request = example.request(algorithm, Precision::Ieee, FORMATS);
         let mut plan = Plan::new(&request, &device, &variants).unwrap();
         let mut changed = false;
         for step in &mut plan.steps {

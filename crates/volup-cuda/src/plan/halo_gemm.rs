@@ -1,0 +1,479 @@
+//! Planning `halo_gemm`: rows and panels, what of shared memory goes to which operand. The kernels' file
+//! says what the numbers mean.
+
+use super::pack::{self, Operand};
+use super::phases::PhaseAxis;
+use super::{
+    Argument, Buffer, Context, Step, Workspace, activation_code, direct, epilogue, int, push, size, strides,
+};
+use crate::Variant;
+use std::fmt;
+use volup::{MemoryFormat, Result};
+
+/// Where the split's 2^-ex lies among the control words, in bytes.
+const SCALE: u64 = 16;
+/// The packed input takes at most this much of the input's own memory, or the batch is cut.
+const MOST_PACKED: f64 = 2.0;
+/// Bytes of a packed input for which the batch is not cut.
+const SMALL: usize = 1 << 18;
+/// Bytes of shared memory that blocks may have, by how many of them share a multiprocessor.
+const SHARED: [usize; 2] = [232_448, 115_712];
+/// The most stages of both operands.
+const MOST_STAGES: usize = 120;
+/// Products of a row and a column that are summed before the split's go to registers.
+const PROMOTED: usize = 192;
+/// Threads of the packs.
+const THREADS: usize = 256;
+
+/// What a launch costs beside its work, in seconds.
+const LAUNCH: f64 = 3e-6;
+/// Clocks a second, and the share of the matrix instructions' rate that is reached.
+const CLOCK: f64 = 1.65e9;
+const EFFICIENCY: f64 = 0.8;
+/// Bytes a second of the memory, and from the second-level cache to shared memory.
+const MEMORY: f64 = 3.3e12;
+const CACHE: f64 = 4.5e12;
+/// Clocks that a block takes to get hold of a unit of B.
+const UNIT: f64 = 40.0;
+/// What a tile costs beside its products, in seconds.
+const TILE: f64 = 1.5e-6;
+
+/// A plan of this family.
+pub(super) struct Halo<'a> {
+    operand: Operand,
+    kernel: &'a Variant,
+    axes: [PhaseAxis; 3],
+    /// Positions along width that make one row, and rows of a line.
+    block: usize,
+    pw: usize,
+    /// Samples that are packed and computed at a time.
+    batch: usize,
+    slices: usize,
+    slice_in: usize,
+    slice_out: usize,
+    /// Panels of a slice's channels, of a chunk, and chunks of a slice.
+    channel_panels: usize,
+    chunk_panels: usize,
+    chunks: usize,
+    /// Column blocks of a slice.
+    blocks: usize,
+    /// Rows from one step along width to the next, from the first one on.
+    w_low: i64,
+    w_steps: usize,
+    w_step: usize,
+    /// Rows before the first position's, and after the last tile's.
+    lead: usize,
+    tail: usize,
+    whole_h: bool,
+    unit_steps: usize,
+    resident: bool,
+    stage_rows: usize,
+    a_stages: usize,
+    b_stages: usize,
+    shared: usize,
+    /// The time that this is expected to take.
+    pub(super) seconds: f64,
+}
+
+impl fmt::Display for Halo<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (operand, rows, columns) = (self.operand.name(), self.tile_rows(), size(self.kernel, "BN"));
+        write!(f, "halo_gemm {operand} {rows}x{columns}, {} positions a row, ", self.block)?;
+        write!(f, "{}x{} panels, {} slices, ", self.chunks, self.chunk_panels, self.slices)?;
+        let lines = if self.whole_h { "all lines" } else { "a line" };
+        write!(f, "{} stages of {lines}, {} ", self.a_stages, self.b_stages)?;
+        write!(f, "{} units of {}, ", if self.resident { "resident" } else { "passing" }, self.unit_steps)?;
+        write!(f, "batches of {}", self.batch)
+    }
+}
+
+/// How a plan may differ for the same kernel.
+#[derive(Clone, Copy)]
+struct Choice {
+    slices: usize,
+    block: usize,
+    whole_h: bool,
+    whole_w: bool,
+    resident: bool,
+}
+
+impl<'a> Halo<'a> {
+    /// The best plan, if the family applies and its kernels are there: not for float64, not past its
+    /// 32-bit counts.
+    pub(super) fn new(context: Context<'a>) -> Option<Halo<'a>> {
+        let request = context.request;
+        // Two activations in a row are left to the definition.
+        if epilogue(&request.block)[1].is_some() {
+            return None;
+        }
+        let operand = Operand::of(context)?;
+        let params = [("KIND", kind(operand))];
+        for pack in ["halo_pack_input", "halo_pack_weight"] {
+            context.kernel(pack, &operand.types(context), &params).ok()?;
+        }
+        let kernels: Vec<&Variant> = context
+            .kernels("halo_gemm", &operand.types(context))
+            .filter(|kernel| kernel.param("KIND") == Some(kind(operand)))
+            .collect();
+        let groups = request.geometry.conv().groups();
+        let mut best: Option<Halo<'a>> = None;
+        for merged in (1..=groups).filter(|merged| groups.is_multiple_of(*merged)) {
+            for block in [1, 2, 4] {
+                for at in (0..8).rev() {
+                    let [whole_h, whole_w, resident] = [1, 2, 4].map(|bit| at & bit > 0);
+                    let choice = Choice { slices: groups / merged, block, whole_h, whole_w, resident };
+                    for &kernel in &kernels {
+                        let halo = Halo::with(context, operand, kernel, choice);
+                        if let Some(halo) = halo
+                            && best.as_ref().is_none_or(|best| halo.seconds < best.seconds)
+                        {
+                            best = Some(halo);
+                        }
+                    }
+                }
+            }
+        }
+        best
+    }
+
+    fn with(context: Context<'a>, operand: Operand, kernel: &'a Variant, choice: Choice) -> Option<Halo<'a>> {
+        let Choice { slices, block, whole_h, whole_w, resident } = choice;
+        let geometry = &context.request.geometry;
+        let conv = geometry.conv();
+        let (m, n, ctas) = (64 * size(kernel, "MI"), size(kernel, "BN"), size(kernel, "CTAS"));
+        let bm = 2 * m;
+        let axes = geometry.axes().map(PhaseAxis::new);
+        let [depth, height, width] = &axes;
+        let (slice_in, slice_out) = (conv.in_channels() / slices, conv.out_channels() / slices);
+
+        // Steps along width: e = jj + first - m is step floor(e / block), parity e mod block.
+        let w_step = width.apart();
+        if block > 1 && w_step > 1 {
+            return None;
+        }
+        let wide = block as i64;
+        let w_low = (width.first as i64 - width.reach as i64).div_euclid(wide);
+        let w_high = (width.first as i64 + wide - 1).div_euclid(wide);
+        let w_steps = (w_high - w_low) as usize / w_step + 1;
+        let unit_steps = if whole_w { w_steps } else { 1 };
+        let pw = width.pitch.div_ceil(block);
+
+        // Taps of a phase along height: in one stage, or in one each.
+        let back_h = height.back().checked_mul(pw)?;
+        let (h_step, _) = height.step_and_inverse();
+        let h_taps = height.axis.kernel.div_ceil(h_step);
+        let (halo_h, halo_w) = (if whole_h { (h_taps - 1) * back_h } else { 0 }, (w_steps - 1) * w_step);
+        // What makes no difference is tried once.
+        if (h_taps == 1 && !whole_h) || (w_steps == 1 && !whole_w) {
+            return None;
+        }
+        let stage_rows = (bm + halo_h + halo_w).next_multiple_of(8);
+
+        // Shared memory: what is always there, then as long chunks as both rings have room for.
+        let parts = operand.parts();
+        let limit = SHARED.get(ctas.checked_sub(1)?)?;
+        let room = limit.checked_sub(2048 + 32 * n + 208 * m)?;
+        let channel_panels = slice_in.div_ceil(16 / operand.bytes());
+        let panels = block * channel_panels;
+        let mut fitting = None;
+        for wanted in 1..=panels.div_ceil(2) {
+            let chunk_panels = panels.div_ceil(wanted).next_multiple_of(2);
+            let chunks = panels.div_ceil(chunk_panels);
+            let stage = parts * chunk_panels * stage_rows * 16;
+            let unit = unit_steps * parts * chunk_panels * n * 16;
+            let units = depth.axis.kernel * chunks * height.axis.kernel * (w_steps / unit_steps);
+            let b_least = if resident { units.max(2) } else { 3 };
+            if b_least + 2 <= MOST_STAGES && 2 * stage + b_least * unit <= room {
+                // A third stage of A before more of B than is needed to keep it coming.
+                let left = room - b_least * unit;
+                let a_stages = (left / stage).min(3).min(MOST_STAGES - b_least);
+                let more = if resident { 0 } else { ((left - a_stages * stage) / unit).min(3) };
+                fitting = Some((chunk_panels, chunks, a_stages, b_least + more, stage, unit, units));
+                break;
+            }
+        }
+        let (chunk_panels, chunks, a_stages, b_stages, stage, unit, units) = fitting?;
+        let shared = limit - room + a_stages * stage + b_stages * unit;
+
+        // Rows that taps reach before the first position, and after the last tile.
+        let line = |d: i64, h: i64| (d * height.pitch as i64 + h) * pw as i64;
+        let low =
+            line(depth.first as i64 - depth.reach as i64, height.first as i64 - height.reach as i64) + w_low;
+        let high = line(depth.first as i64, height.first as i64) + w_low + halo_w as i64;
+        let lead = usize::try_from((-low).max(0)).ok()?;
+        let tail = usize::try_from(high.max(0)).ok()? + 8;
+
+        let columns = slice_out.checked_mul(block * width.axis.stride)?;
+        let blocks = columns.div_ceil(n);
+        let all = slices * blocks;
+        let positions = depth.pitch.checked_mul(height.pitch)?.checked_mul(pw)?;
+        // The batch is cut where the packed input would take too much memory.
+        let input = conv.in_channels() * geometry.axes().iter().map(|axis| axis.input).product::<usize>();
+        let row_bytes = slices * chunks * chunk_panels * parts * 16;
+        let input_bytes = input * context.request.dtype.size();
+        let budget = (MOST_PACKED * (geometry.batch() * input_bytes) as f64) as usize;
+        let fixed = row_bytes.checked_mul(lead + tail + bm)?;
+        let most = budget.max(SMALL).saturating_sub(fixed) / row_bytes.checked_mul(positions)?;
+        let parts_of_batch = geometry.batch().div_ceil(most.clamp(1, geometry.batch()));
+        let batch = geometry.batch().div_ceil(parts_of_batch);
+        let parts_of_batch = geometry.batch().div_ceil(batch);
+
+        let rows = batch.checked_mul(positions)?;
+        let row_tiles = rows.div_ceil(bm);
+        let a_rows = lead + row_tiles * bm + tail;
+        let [_, y_channels, ..] = geometry.output_shape();
+        let sample = y_channels * geometry.output_voxels();
+        // A tile may span several samples, and one more at each end.
+        let spanned = (bm / positions + 2).min(geometry.batch());
+        let phases = depth.axis.stride.checked_mul(height.axis.stride)?;
+        let tiles = row_tiles.checked_mul(phases)?.checked_mul(all)?;
+        let taps = depth.axis.kernel * height.axis.kernel;
+        let items = all.checked_mul(taps * w_steps * chunks * chunk_panels * n)?;
+        let largest = i32::MAX as usize;
+        if a_rows.checked_mul(row_bytes / 16)? > largest
+            || sample.max(input).checked_mul(spanned)? > largest
+            || 2 * tiles > largest
+            || items.checked_mul(parts)? > largest
+            || conv.weight_shape().iter().product::<usize>() > largest
+        {
+            return None;
+        }
+
+        // Cost. Products: 64 rows by 32 bytes an instruction, three of them for the split.
+        let device = context.device.multiprocessors as f64;
+        let steps = (taps * w_steps * chunks * chunk_panels / 2) as f64;
+        let instructions = (row_tiles * bm / 64 * all) as f64 * steps * if parts == 2 { 3.0 } else { 1.0 };
+        let clocks = (0.5 * n as f64).max(16.0 + n as f64 / 4.0);
+        let side_by_side = device * ctas as f64;
+        let full = tiles as f64 / ((tiles as f64 / side_by_side).ceil() * side_by_side);
+        let waits = (row_tiles * all * taps * chunks * (w_steps / unit_steps)) as f64 * UNIT / ctas as f64;
+        let compute = (instructions * clocks / EFFICIENCY + waits) / (device * CLOCK * full);
+        // What goes to shared memory: stages and, unless they stay, units.
+        let stages = depth.axis.kernel
+            * chunks
+            * if whole_h { h_step.min(height.axis.kernel) } else { height.axis.kernel };
+        let copied = (row_tiles * all) as f64 * (stages * stage) as f64;
+        let weights =
+            units as f64 * unit as f64 * if resident { side_by_side } else { (row_tiles * all) as f64 };
+        let repeated = parts_of_batch as f64;
+        let busy = compute.max((copied + weights) / CACHE) * repeated;
+        let output = (geometry.batch() * sample * context.request.dtype.size()) as f64 / MEMORY;
+        let packed = (geometry.batch() * input_bytes) as f64 + repeated * 2.0 * (a_rows * row_bytes) as f64;
+        let tile = repeated * tiles as f64 * TILE / side_by_side;
+        let launches = (parts_of_batch * 2 + if parts == 2 { 4 } else { 3 }) as f64 * LAUNCH;
+        let seconds = busy.max(output) + 0.3 * busy.min(output) + tile + packed / MEMORY + launches;
+        Some(Halo {
+            operand,
+            kernel,
+            axes,
+            block,
+            pw,
+            batch,
+            slices,
+            slice_in,
+            slice_out,
+            channel_panels,
+            chunk_panels,
+            chunks,
+            blocks,
+            w_low,
+            w_steps,
+            w_step,
+            lead,
+            tail,
+            whole_h,
+            unit_steps,
+            resident,
+            stage_rows,
+            a_stages,
+            b_stages,
+            shared,
+            seconds,
+        })
+    }
+
+    /// Rows of a tile.
+    fn tile_rows(&self) -> usize {
+        128 * size(self.kernel, "MI")
+    }
+
+    /// Rows of so many samples, gaps included.
+    fn rows(&self, batch: usize) -> usize {
+        let [depth, height, _] = &self.axes;
+        batch * depth.pitch * height.pitch * self.pw
+    }
+
+    /// Rows that are packed.
+    fn packed_rows(&self, batch: usize) -> usize {
+        self.lead + self.rows(batch).next_multiple_of(self.tile_rows()) + self.tail
+    }
+
+    /// Panels of a slice.
+    fn panels(&self) -> usize {
+        self.chunks * self.chunk_panels
+    }
+
+    /// Positions of a row times residues along width.
+    fn outputs(&self) -> usize {
+        self.block * self.axes[2].axis.stride
+    }
+
+    /// What is launched.
+    pub(super) fn steps(
+        &self,
+        context: Context<'_>,
+        workspace: &mut Workspace,
+        steps: &mut Vec<Step>,
+    ) -> Result<()> {
+        let request = context.request;
+        let control = pack::control(workspace, steps);
+        let (weight, scale) = self.pack_weight(context, control, workspace, steps)?;
+        let panels = self.slices * self.panels() * self.operand.parts();
+        let input = workspace.take(self.packed_rows(self.batch) * panels * 16);
+        if self.operand == Operand::Split {
+            pack::largest(context, control, steps)?;
+        }
+        let [batch, channels, ..] = request.geometry.input_shape();
+        let in_sample = channels * self.axes.iter().map(|axis| axis.axis.input).product::<usize>();
+        let out_sample = request.geometry.conv().out_channels() * request.geometry.output_voxels();
+        for start in (0..batch).step_by(self.batch) {
+            let count = self.batch.min(batch - start);
+            let at = |sample: usize| (start * sample * request.dtype.size()) as u64;
+            self.pack_input(context, control, input, count, at(in_sample), steps)?;
+            let operands = [input, weight, control + SCALE, scale];
+            self.multiply(context, operands, count, at(out_sample), steps)?;
+        }
+        // Where the input or the weight holds what the fast path cannot compute with, the definition.
+        steps.push(direct::step(context, Some(control))?);
+        Ok(())
+    }
+
+    fn pack_weight(
+        &self,
+        context: Context<'_>,
+        control: u64,
+        workspace: &mut Workspace,
+        steps: &mut Vec<Step>,
+    ) -> Result<(u64, u64)> {
+        let request = context.request;
+        let conv = request.geometry.conv();
+        let split = self.operand == Operand::Split;
+        let [d_kernel, h_kernel, w_kernel] = conv.kernel_size();
+        let n = size(self.kernel, "BN");
+        let columns = self.slices * self.blocks * n;
+        let items = columns * d_kernel * h_kernel * self.w_steps * self.panels();
+        let at = workspace.take(items * 16 * self.operand.parts());
+        let scale = workspace.take(if split { columns * 4 } else { 0 });
+        let first = usize::from(request.output_format == MemoryFormat::Contiguous);
+        if split {
+            let inner = if first == 1 { self.outputs() } else { self.slice_out };
+            pack::weight_scale(context, self.slices, self.blocks * n, inner, scale, control, steps)?;
+        }
+        let pointer = |at| Argument::Pointer(Buffer::Workspace, at);
+        let mut arguments = vec![Argument::Pointer(Buffer::Weight, 0), pointer(at)];
+        arguments.push(pointer(if split { scale } else { control }));
+        let (cin, cout, groups) = (conv.in_channels(), conv.out_channels(), conv.groups());
+        let width = &self.axes[2];
+        push(&mut arguments, [items, self.chunk_panels, self.chunks, n, self.blocks])?;
+        push(&mut arguments, [self.slice_out, self.slice_in, cin / groups, cout / groups, cin, cout])?;
+        push(&mut arguments, [self.outputs(), first, self.block, self.channel_panels])?;
+        push(&mut arguments, [width.first, width.axis.stride, width.axis.dilation])?;
+        push(&mut arguments, [d_kernel, h_kernel, w_kernel])?;
+        arguments.push((self.w_low as i32).into());
+        push(&mut arguments, [self.w_steps, self.w_step])?;
+        let params = [("KIND", kind(self.operand))];
+        let variant = *context.kernel("halo_pack_weight", &self.operand.types(context), &params)?;
+        steps.push(Step::launch(variant, [items.div_ceil(THREADS) as u32, 1, 1], arguments));
+        Ok((at, scale))
+    }
+
+    fn pack_input(
+        &self,
+        context: Context<'_>,
+        control: u64,
+        input: u64,
+        count: usize,
+        at: u64,
+        steps: &mut Vec<Step>,
+    ) -> Result<()> {
+        let request = context.request;
+        let [_, _, depth, height, width] = request.geometry.input_shape();
+        let pointer = |at| Argument::Pointer(Buffer::Workspace, at);
+        let mut arguments = vec![Argument::Pointer(Buffer::Input, at), pointer(input), pointer(control)];
+        let rows = self.packed_rows(count);
+        let [pd, ph, _] = self.axes.map(|axis| axis.pitch);
+        push(&mut arguments, [rows, self.lead, pd, ph, self.pw, self.block, count, depth, height, width])?;
+        push(&mut arguments, [self.slices, self.slice_in, self.panels(), self.channel_panels])?;
+        push(&mut arguments, strides(request.geometry.input_shape(), request.input_format))?;
+        let lanes = 1 << (self.slices * self.channel_panels).min(8).ilog2();
+        arguments.push(lanes.into());
+        let params = [("KIND", kind(self.operand))];
+        let variant = *context.kernel("halo_pack_input", &self.operand.types(context), &params)?;
+        let grid = [rows.div_ceil(THREADS / lanes as usize), self.block, 1].map(|n| n as u32);
+        steps.push(Step::launch(variant, grid, arguments));
+        Ok(())
+    }
+
+    fn multiply(
+        &self,
+        context: Context<'_>,
+        [input, weight, scale_x, scale_w]: [u64; 4],
+        count: usize,
+        at: u64,
+        steps: &mut Vec<Step>,
+    ) -> Result<()> {
+        let request = context.request;
+        let conv = request.geometry.conv();
+        let split = self.operand == Operand::Split;
+        let pointer = |at| Argument::Pointer(Buffer::Workspace, at);
+        let mut arguments = vec![pointer(input), pointer(weight)];
+        if split {
+            arguments.extend([pointer(scale_x), pointer(scale_w)]);
+        }
+        arguments.extend([Argument::Pointer(Buffer::Bias, 0), Argument::Pointer(Buffer::Output, at)]);
+        let [depth, height, width] = &self.axes;
+        let rows = self.rows(count);
+        push(&mut arguments, [rows, self.packed_rows(count), self.lead, depth.pitch, height.pitch, self.pw])?;
+        depth.push(&mut arguments)?;
+        height.push(&mut arguments)?;
+        push(&mut arguments, [depth.axis.input, self.outputs()])?;
+        arguments.push((width.shift() as i32).into());
+        arguments.push(int(width.axis.output)?.into());
+        arguments.push((self.w_low as i32).into());
+        push(&mut arguments, [self.w_steps, self.w_step, self.chunk_panels, self.chunks, self.slices])?;
+        push(&mut arguments, [self.blocks, self.slice_out])?;
+        push(&mut arguments, strides(request.geometry.output_shape(), request.output_format))?;
+        let first = i32::from(request.output_format == MemoryFormat::Contiguous);
+        let (code, slope) = activation_code(epilogue(&request.block)[0]);
+        arguments.extend([first, i32::from(conv.has_bias()), code].map(Argument::from));
+        arguments.push(Argument::F64(slope));
+        let [whole_h, resident] = [self.whole_h, self.resident].map(usize::from);
+        push(&mut arguments, [self.a_stages, self.stage_rows, whole_h, self.b_stages])?;
+        push(&mut arguments, [self.unit_steps, resident])?;
+        if split {
+            // To the nearest whole number.
+            let unit = self.unit_steps * self.chunk_panels * 8;
+            arguments.push(int(((PROMOTED + unit / 2) / unit).max(1))?.into());
+        }
+        let all = self.slices * self.blocks;
+        let tiles = rows.div_ceil(self.tile_rows()) * depth.axis.stride * height.axis.stride * all;
+        let side_by_side = context.device.multiprocessors * size(self.kernel, "CTAS");
+        let mut blocks = tiles.min(side_by_side);
+        if self.resident {
+            // Each block keeps to its columns.
+            blocks = (blocks / all).max(1) * all;
+        }
+        let (grid, shared) = ([blocks as u32, 1, 1], self.shared as u32);
+        steps.push(Step::Launch { variant: *self.kernel, grid, shared, arguments });
+        Ok(())
+    }
+}
+
+/// The kind of numbers that kernels are compiled for.
+fn kind(operand: Operand) -> i64 {
+    match operand {
+        Operand::Half => 0,
+        Operand::Tf32 => 1,
+        Operand::Split => 2,
+    }
+}

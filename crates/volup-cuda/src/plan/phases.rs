@@ -1,0 +1,65 @@
+//! The axes of a matrix product whose rows are positions: how far apart these are, and the residues.
+
+use super::{Argument, gcd, int, push};
+use volup::{Axis, Result};
+
+/// One axis of the packed input and of the phases.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct PhaseAxis {
+    pub(super) axis: Axis,
+    /// The first position that any output belongs to.
+    pub(super) first: usize,
+    /// Positions a row, plane or sample is apart from the next.
+    pub(super) pitch: usize,
+    /// The largest offset of a tap.
+    pub(super) reach: usize,
+}
+
+impl PhaseAxis {
+    pub(super) fn new(axis: Axis) -> PhaseAxis {
+        let Axis { input, output, kernel, stride, padding, dilation, .. } = axis;
+        let first = padding / stride;
+        let last = (padding + output - 1) / stride;
+        let positions = last - first + 1;
+        let reach = dilation * (kernel - 1) / stride;
+        let left = reach.saturating_sub(first);
+        let right = last.saturating_sub(input - 1);
+        PhaseAxis { axis, first, pitch: (input + left.max(right)).max(positions), reach }
+    }
+
+    /// Where the first position's residue 0 lies in the output.
+    pub(super) fn shift(&self) -> i64 {
+        (self.axis.stride * self.first) as i64 - self.axis.padding as i64
+    }
+
+    /// Stride over its greatest common divisor with the dilation, and the inverse of dilation over
+    /// that divisor modulo it: a residue's first tap is `residue/gcd * inverse mod step`.
+    pub(super) fn step_and_inverse(&self) -> (usize, usize) {
+        let (stride, dilation) = (self.axis.stride, self.axis.dilation);
+        let gcd = gcd(stride, dilation);
+        let step = stride / gcd;
+        let inverse = (0..step).find(|t| t * (dilation / gcd) % step == 1 % step).unwrap_or(0);
+        (step, inverse)
+    }
+
+    /// Positions from each tap of a residue to the next.
+    pub(super) fn back(&self) -> usize {
+        self.axis.dilation / gcd(self.axis.stride, self.axis.dilation)
+    }
+
+    /// How far apart the offsets of all taps are: a number that divides them.
+    pub(super) fn apart(&self) -> usize {
+        let Axis { kernel, stride, dilation, .. } = self.axis;
+        (0..kernel).map(|tap| tap * dilation / stride).fold(0, gcd).max(1)
+    }
+
+    /// Adds what kernels are told of an axis whose residues are phases.
+    pub(super) fn push(&self, arguments: &mut Vec<Argument>) -> Result<()> {
+        let (step, inverse) = self.step_and_inverse();
+        let Axis { kernel, stride, dilation, output, .. } = self.axis;
+        push(arguments, [kernel, stride, dilation, step, inverse, self.first])?;
+        arguments.push((self.shift() as i32).into());
+        arguments.push(int(output)?.into());
+        Ok(())
+    }
+}

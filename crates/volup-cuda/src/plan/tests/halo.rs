@@ -1,0 +1,323 @@
+//! What the kernels of `halo_gemm` do, given their arguments.
+
+use super::contracts::{COARSE, LIFT, Taps, activate, biased, bits, column_is, put_parts, raise, scale};
+use super::machine::{Call, Machine, Pointer};
+
+/// What a block may have of a multiprocessor's shared memory, by how many blocks share it.
+const SHARED: [i64; 2] = [232_448, 115_712];
+/// The most stages that the barriers' memory has room for.
+const MOST_STAGES: i64 = 120;
+
+/// Elements of 16 bytes.
+fn elements(pointer: Pointer) -> i64 {
+    16 / pointer.width as i64
+}
+
+fn parts(call: &Call<'_>) -> i64 {
+    if call.size("KIND") == 2 { 2 } else { 1 }
+}
+
+/// The parts of the workspace that a launch may touch, each with its number of elements.
+pub fn extents(call: &Call<'_>) -> Vec<(&'static str, i64)> {
+    let product = |names: &[&str]| names.iter().map(|name| call.int(name)).product::<i64>();
+    match call.kernel() {
+        "halo_pack_input" => {
+            let pieces = parts(call) * product(&["slices", "panels", "a_rows"]);
+            vec![("out", pieces * elements(call.pointer("out")))]
+        }
+        "halo_pack_weight" => {
+            let pieces = parts(call) * call.int("items");
+            let columns =
+                call.int("items") / product(&["d_kernel", "h_kernel", "w_steps", "chunks", "chunk_panels"]);
+            vec![("out", pieces * elements(call.pointer("out"))), ("scale_w", columns)]
+        }
+        _ => {
+            let a = parts(call) * product(&["slices", "chunks", "chunk_panels", "a_rows"]);
+            let columns = product(&["slices", "blocks"]) * call.size("BN");
+            let taps = product(&["d_kernel", "h_kernel", "w_steps", "chunks", "chunk_panels"]);
+            let e = elements(call.pointer("a"));
+            vec![("a", a * e), ("b", parts(call) * columns * taps * e), ("scale_x", 1), ("scale_w", columns)]
+        }
+    }
+}
+
+/// Does what a launch does.
+pub fn run(call: &Call<'_>, machine: &mut Machine) {
+    match call.kernel() {
+        "halo_pack_input" => pack_input(call, machine),
+        "halo_pack_weight" => pack_weight(call, machine),
+        _ => multiply(call, machine),
+    }
+}
+
+/// Panel `slice*panels + parity*channel_panels + c/E` of row `lead + R` holds channels of the slice, of
+/// the input at (n, jd, jh, jb*block + parity). All else is zero.
+fn pack_input(call: &Call<'_>, machine: &mut Machine) {
+    let [a_rows, lead, pd, ph, pw, block, n] = call.ints(["a_rows", "lead", "pd", "ph", "pw", "block", "n"]);
+    let [depth, height, width] = call.ints(["depth", "height", "width"]);
+    let [slices, slice_in, panels, channel_panels] =
+        call.ints(["slices", "slice_in", "panels", "channel_panels"]);
+    let [x_n, x_c, x_d, x_h, x_w, lanes] = call.ints(["x_n", "x_c", "x_d", "x_h", "x_w", "lanes"]);
+    let (x, out, control) = (call.pointer("x"), call.pointer("out"), call.pointer("control"));
+    let e = elements(out);
+    assert!(
+        [1, 2, 4, 8].contains(&lanes) && block * channel_panels <= panels && slice_in <= channel_panels * e
+    );
+    let rows_of_block = 256 / lanes;
+    assert_eq!(call.grid, [(a_rows + rows_of_block - 1) / rows_of_block, block, 1]);
+    let split = parts(call) == 2;
+    let by = if split { scale(machine.read(control, 0)) } else { 1.0 };
+    if split {
+        machine.write(control, 4, 1.0 / by);
+    }
+    let (mut most, mut coarse) = (0.0, 0.0);
+    for row in 0..a_rows {
+        let at = row - lead;
+        let (line, jb) = (at.div_euclid(pw), at.rem_euclid(pw));
+        let (plane, ih) = (line.div_euclid(ph), line.rem_euclid(ph));
+        let (sample, id) = (plane.div_euclid(pd), plane.rem_euclid(pd));
+        let line_here = at >= 0 && sample < n && id < depth && ih < height;
+        let mut here = vec![0.0; block as usize];
+        for (slice, panel) in (0..slices).flat_map(|slice| (0..panels).map(move |panel| (slice, panel))) {
+            let (parity, first) = (panel / channel_panels, panel % channel_panels * e);
+            let iw = jb * block + parity;
+            for within in 0..e {
+                let c = first + within;
+                let real = line_here && parity < block && iw < width && c < slice_in;
+                let from = sample * x_n + (slice * slice_in + c) * x_c + id * x_d + ih * x_h + iw * x_w;
+                let value = if real { machine.read(x, from) * by } else { 0.0 };
+                if real {
+                    here[parity as usize] = bits(value).max(here[parity as usize]);
+                }
+                let to = |part: i64| (((part * slices + slice) * panels + panel) * a_rows + row) * e + within;
+                put_parts(machine, [(out, to(0)), (out, to(1))], split, value);
+            }
+        }
+        for here in here {
+            most = here.max(most);
+            coarse += f64::from(here > 0.0 && here < COARSE);
+        }
+    }
+    if split {
+        machine.update(control, 2, |before| before + coarse);
+    } else {
+        raise(call, machine, 0, most);
+    }
+}
+
+/// Tiles of `chunk_panels` panels of `columns` rows in the order [slice][column block][td][chunk][th][step].
+fn pack_weight(call: &Call<'_>, machine: &mut Machine) {
+    let [items, chunk_panels, chunks, columns, blocks] =
+        call.ints(["items", "chunk_panels", "chunks", "columns", "blocks"]);
+    let [channels, slice_in, in_per_group, out_per_group] =
+        call.ints(["channels", "slice_in", "in_per_group", "out_per_group"]);
+    let [in_channels, out_channels, outputs, first] =
+        call.ints(["in_channels", "out_channels", "outputs", "channels_first"]);
+    let [block, channel_panels, w_first, w_stride, w_dilation] =
+        call.ints(["block", "channel_panels", "w_first", "w_stride", "w_dilation"]);
+    let [d_kernel, h_kernel, w_kernel] = call.ints(["d_kernel", "h_kernel", "w_kernel"]);
+    let [w_low, w_steps, w_step] = call.ints(["w_low", "w_steps", "w_step"]);
+    let (w, out) = (call.pointer("w"), call.pointer("out"));
+    let (e, split) = (elements(out), parts(call) == 2);
+    let slices = in_channels / slice_in;
+    let tiles = slices * blocks * d_kernel * chunks * h_kernel * w_steps;
+    assert_eq!(items, tiles * chunk_panels * columns);
+    assert_eq!(call.grid, [(items + 255) / 256, 1, 1]);
+    assert!(outputs == block * w_stride && slices * channels == out_channels);
+    let mut most = 0.0;
+    for tile in 0..tiles {
+        let (rest, step) = (tile / w_steps, tile % w_steps);
+        let (rest, th) = (rest / h_kernel, rest % h_kernel);
+        let (rest, chunk) = (rest / chunks, rest % chunks);
+        let (all_blocks, td) = (rest / d_kernel, rest % d_kernel);
+        let slice = all_blocks / blocks;
+        for (panel, row) in (0..chunk_panels).flat_map(|panel| (0..columns).map(move |row| (panel, row))) {
+            let inner = if first == 1 { outputs } else { channels };
+            let (co, rr) = column_is(call, all_blocks % blocks * columns + row, inner, first == 1);
+            let of_slice = chunk * chunk_panels + panel;
+            let (parity, first_c) = (of_slice / channel_panels, of_slice % channel_panels * e);
+            // What the step reads lies so far from the row's first position.
+            let apart = (w_low + step * w_step) * block + parity;
+            let (jj, residue) = (rr / w_stride, rr % w_stride);
+            let reach = w_stride * (jj + w_first - apart) + residue;
+            let tap_here = parity < block
+                && reach >= 0
+                && apart <= jj + w_first
+                && reach % w_dilation == 0
+                && reach / w_dilation < w_kernel;
+            for within in 0..e {
+                let c = first_c + within;
+                let (ci, co_all) = (slice * slice_in + c, slice * channels + co);
+                let real = tap_here && co < channels && rr < outputs && c < slice_in;
+                let mut value = 0.0;
+                if real && ci / in_per_group == co_all / out_per_group {
+                    let pair = ci * out_per_group + co_all % out_per_group;
+                    let tap = (td * h_kernel + th) * w_kernel + reach / w_dilation;
+                    value = machine.read(w, pair * d_kernel * h_kernel * w_kernel + tap);
+                }
+                most = bits(value).max(most);
+                if split {
+                    value /= machine.read(call.pointer("scale_w"), all_blocks * columns + row);
+                }
+                let to = |part: i64| {
+                    let panel = (tile * parts(call) + part) * chunk_panels + panel;
+                    (panel * columns + row) * e + within
+                };
+                put_parts(machine, [(out, to(0)), (out, to(1))], split, value);
+            }
+        }
+    }
+    if call.has("control") {
+        raise(call, machine, 1, most);
+    }
+}
+
+/// What the sizes, the grid and the shared memory have to be.
+fn check(call: &Call<'_>) {
+    let [bn, mi, ctas] = ["BN", "MI", "CTAS"].map(|name| call.size(name));
+    let [a_stages, stage_rows, b_stages, unit_steps] =
+        call.ints(["a_stages", "stage_rows", "b_stages", "unit_steps"]);
+    let [chunk_panels, chunks, w_steps] = call.ints(["chunk_panels", "chunks", "w_steps"]);
+    let [d_kernel, h_kernel, slices, blocks] = call.ints(["d_kernel", "h_kernel", "slices", "blocks"]);
+    let (m, row_bytes) = (64 * mi, parts(call) * chunk_panels * 16);
+    let unit = unit_steps * row_bytes * bn;
+    let shared = 2048 + 32 * bn + 208 * m + a_stages * row_bytes * stage_rows + b_stages * unit;
+    assert_eq!(call.shared, shared);
+    assert!(shared <= SHARED[ctas as usize - 1] && call.variant.threads == if ctas == 1 { 384 } else { 288 });
+    assert!(a_stages >= 2 && b_stages >= 2 && a_stages + b_stages <= MOST_STAGES);
+    assert!(stage_rows % 8 == 0 && chunk_panels % 2 == 0 && (unit_steps == 1 || unit_steps == w_steps));
+    assert!(call.grid[0] > 0 && call.grid[1..] == [1, 1]);
+    if call.int("resident") == 1 {
+        let units = d_kernel * chunks * h_kernel * w_steps / unit_steps;
+        assert!(b_stages >= units && call.grid[0] % (slices * blocks) == 0);
+    }
+    assert!(!call.has("promote") || call.int("promote") > 0);
+}
+
+/// A stage: rows of a chunk's panels, as 16 bytes each.
+fn stage(
+    call: &Call<'_>,
+    machine: &Machine,
+    [part, slice, chunk]: [i64; 3],
+    from: i64,
+    rows: i64,
+) -> Vec<f64> {
+    let [a_rows, slices, chunks, panels] = call.ints(["a_rows", "slices", "chunks", "chunk_panels"]);
+    let (a, first) = (call.pointer("a"), ((part * slices + slice) * chunks + chunk) * panels);
+    let e = elements(a);
+    assert!(rows <= call.int("stage_rows"), "{rows} rows of a stage");
+    assert!(from >= 0 && from + rows <= a_rows, "rows {from} to {} of {a_rows}", from + rows);
+    let pieces =
+        (first..first + panels).flat_map(|panel| (from..from + rows).map(move |row| panel * a_rows + row));
+    pieces.flat_map(|piece| (piece * e..(piece + 1) * e).map(|at| machine.read(a, at))).collect()
+}
+
+/// Rows are positions, or blocks of them, columns are channels and residues along width; residues along
+/// depth and height are in the tile's number.
+fn multiply(call: &Call<'_>, machine: &mut Machine) {
+    check(call);
+    let (bm, bn) = (128 * call.size("MI"), call.size("BN"));
+    let [rows, lead, pd, ph, pw, d_input] = call.ints(["rows", "lead", "pd", "ph", "pw", "d_input"]);
+    let [d_stride, h_stride, d_kernel, h_kernel] =
+        call.ints(["d_stride", "h_stride", "d_kernel", "h_kernel"]);
+    let [d_first, h_first, w_low, w_steps, w_step] =
+        call.ints(["d_first", "h_first", "w_low", "w_steps", "w_step"]);
+    let [panels, chunks, slices, blocks] = call.ints(["chunk_panels", "chunks", "slices", "blocks"]);
+    let b = call.pointer("b");
+    let (e, parts, all, phases) = (elements(b), parts(call), slices * blocks, d_stride * h_stride);
+    for tile in 0..(rows + bm - 1) / bm * phases * all {
+        let (column_block, phase, row0) = (tile % all, tile / all % phases, tile / all / phases * bm);
+        let residues = [phase / h_stride, phase % h_stride];
+        let [depth, height] =
+            [("d", residues[0]), ("h", residues[1])].map(|(axis, r)| Taps::new(call, axis, r));
+        let here = bm.min(rows - row0);
+        let mut sum = vec![0.0; (here * bn) as usize];
+        for (td, chunk) in (0..depth.count).flat_map(|td| (0..chunks).map(move |chunk| (td, chunk))) {
+            // The planes that rows read, wherever along height.
+            let plane = |row: i64| row / (ph * pw) + d_first - depth.offset - td * depth.back;
+            let gap = |plane: i64| plane < 0 || plane % pd >= d_input;
+            if (plane(row0)..=plane(row0 + here - 1)).all(gap) {
+                continue;
+            }
+            let start = |th: i64| {
+                let line = (d_first - depth.offset - td * depth.back) * ph + h_first - height.offset;
+                lead + row0 + (line - th * height.back) * pw + w_low
+            };
+            let together = if call.int("whole_h") == 1 { height.count.max(1) } else { 1 };
+            for first in (0..height.count).step_by(together as usize) {
+                let last = first + together - 1;
+                let from = start(last);
+                let length = bm + start(first) - from + (w_steps - 1) * w_step;
+                let slice = column_block / blocks;
+                let stages: Vec<Vec<f64>> =
+                    (0..parts).map(|part| stage(call, machine, [part, slice, chunk], from, length)).collect();
+                for (th, step) in (first..=last).flat_map(|th| (0..w_steps).map(move |step| (th, step))) {
+                    let at = start(th) - from + step * w_step;
+                    let tap = [depth.first + td * depth.step, height.first + th * height.step];
+                    let unit = ((column_block * d_kernel + tap[0]) * chunks + chunk) * h_kernel + tap[1];
+                    let from_b = (unit * w_steps + step) * parts * panels * bn * e;
+                    // High by high; low by high and high by low count less.
+                    let products: &[[i64; 2]] =
+                        if parts == 2 { &[[0, 0], [1, 0], [0, 1]] } else { &[[0, 0]] };
+                    for &[part_a, part_b] in products {
+                        let by = if part_a + part_b > 0 { 1.0 / LIFT } else { 1.0 };
+                        for (panel, k) in (0..panels).flat_map(|panel| (0..e).map(move |k| (panel, k))) {
+                            let column = |column: i64| ((part_b * panels + panel) * bn + column) * e + k;
+                            let weights: Vec<f64> =
+                                (0..bn).map(|n| machine.read(b, from_b + column(n)) * by).collect();
+                            for (row, sum) in sum.chunks_mut(bn as usize).enumerate() {
+                                let piece = panel * length + at + row as i64;
+                                let x = stages[part_a as usize][(piece * e + k) as usize];
+                                if x != 0.0 {
+                                    sum.iter_mut().zip(&weights).for_each(|(sum, w)| *sum += x * w);
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        if parts == 2 {
+            let x = machine.read(call.pointer("scale_x"), 0);
+            for (at, sum) in sum.iter_mut().enumerate() {
+                *sum *= x * machine.read(call.pointer("scale_w"), column_block * bn + at as i64 % bn);
+            }
+        }
+        finish(call, machine, &sum, row0, column_block, residues);
+    }
+}
+
+/// Writes what are outputs of a tile to y, with the bias and through the activation.
+fn finish(
+    call: &Call<'_>,
+    machine: &mut Machine,
+    sum: &[f64],
+    row0: i64,
+    column_block: i64,
+    residues: [i64; 2],
+) {
+    let [pd, ph, pw, blocks, channels, outputs] =
+        call.ints(["pd", "ph", "pw", "blocks", "channels", "outputs"]);
+    let [d_stride, d_shift, d_out] = call.ints(["d_stride", "d_shift", "d_out"]);
+    let [h_stride, h_shift, h_out] = call.ints(["h_stride", "h_shift", "h_out"]);
+    let [w_shift, w_out, first] = call.ints(["w_shift", "w_out", "channels_first"]);
+    let [y_n, y_c, y_d, y_h, y_w] = call.ints(["y_n", "y_c", "y_d", "y_h", "y_w"]);
+    let (y, bias, bn) = (call.pointer("y"), call.pointer("bias"), call.size("BN"));
+    for (at, &sum) in sum.iter().enumerate() {
+        let row = row0 + at as i64 / bn;
+        let column = column_block % blocks * bn + at as i64 % bn;
+        let inner = if first == 1 { outputs } else { channels };
+        let (co, rr) = column_is(call, column, inner, first == 1);
+        let (line, jb) = (row / pw, row % pw);
+        let (plane, jh) = (line / ph, line % ph);
+        let (n, jd) = (plane / pd, plane % pd);
+        let [od, oh] = [jd * d_stride + d_shift + residues[0], jh * h_stride + h_shift + residues[1]];
+        let ow = jb * outputs + rr + w_shift;
+        let inside = (0..d_out).contains(&od) && (0..h_out).contains(&oh) && (0..w_out).contains(&ow);
+        if co < channels && rr < outputs && inside {
+            let co = co + column_block / blocks * channels;
+            let value = activate(call, sum + biased(call, machine, bias, co), ["activation", "slope"]);
+            machine.write(y, n * y_n + co * y_c + od * y_d + oh * y_h + ow * y_w, value);
+        }
+    }
+}
