@@ -72,7 +72,7 @@ impl Variant {
 }
 
 /// Compile-time sizes that say how a kernel cuts its work, not what it can do.
-const TILES: [&str; 11] = ["B", "BC", "BK", "BM", "BN", "BP", "BR", "CTAS", "MI", "R", "U"];
+const TILES: [&str; 12] = ["B", "BC", "BK", "BM", "BN", "BP", "BR", "CTAS", "MI", "R", "U", "WGS"];
 
 impl Variant {
     /// Whether another kernel can do all that this one can, in other tiles.

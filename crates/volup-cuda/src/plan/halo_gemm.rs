@@ -77,7 +77,7 @@ pub(super) struct Halo<'a> {
 
 impl fmt::Display for Halo<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (operand, rows, columns) = (self.operand.name(), self.tile_rows(), size(self.kernel, "BN"));
+        let (operand, rows, columns) = (self.operand.name(), tile_rows(self.kernel), size(self.kernel, "BN"));
         write!(f, "halo_gemm {operand} {rows}x{columns}, {} positions a row, ", self.block)?;
         write!(f, "{}x{} panels, {} slices, ", self.chunks, self.chunk_panels, self.slices)?;
         let lines = if self.whole_h { "all lines" } else { "a line" };
@@ -140,8 +140,7 @@ impl<'a> Halo<'a> {
         let Choice { slices, block, whole_h, whole_w, resident } = choice;
         let geometry = &context.request.geometry;
         let conv = geometry.conv();
-        let (m, n, ctas) = (64 * size(kernel, "MI"), size(kernel, "BN"), size(kernel, "CTAS"));
-        let bm = 2 * m;
+        let (bm, n, ctas) = (tile_rows(kernel), size(kernel, "BN"), size(kernel, "CTAS"));
         let axes = geometry.axes().map(PhaseAxis::new);
         let [depth, height, width] = &axes;
         let (slice_in, slice_out) = (conv.in_channels() / slices, conv.out_channels() / slices);
@@ -172,7 +171,7 @@ impl<'a> Halo<'a> {
         // Shared memory: what is always there, then as long chunks as both rings have room for.
         let parts = operand.parts();
         let limit = SHARED.get(ctas.checked_sub(1)?)?;
-        let room = limit.checked_sub(2048 + 32 * n + 208 * m)?;
+        let room = limit.checked_sub(fixed_bytes(kernel))?;
         let channel_panels = slice_in.div_ceil(16 / operand.bytes());
         let panels = block * channel_panels;
         let mut fitting = None;
@@ -292,11 +291,6 @@ impl<'a> Halo<'a> {
         })
     }
 
-    /// Rows of a tile.
-    fn tile_rows(&self) -> usize {
-        128 * size(self.kernel, "MI")
-    }
-
     /// Rows of so many samples, gaps included.
     fn rows(&self, batch: usize) -> usize {
         let [depth, height, _] = &self.axes;
@@ -305,7 +299,7 @@ impl<'a> Halo<'a> {
 
     /// Rows that are packed.
     fn packed_rows(&self, batch: usize) -> usize {
-        self.lead + self.rows(batch).next_multiple_of(self.tile_rows()) + self.tail
+        self.lead + self.rows(batch).next_multiple_of(tile_rows(self.kernel)) + self.tail
     }
 
     /// Panels of a slice.
@@ -456,7 +450,7 @@ impl<'a> Halo<'a> {
             arguments.push(int(((PROMOTED + unit / 2) / unit).max(1))?.into());
         }
         let all = self.slices * self.blocks;
-        let tiles = rows.div_ceil(self.tile_rows()) * depth.axis.stride * height.axis.stride * all;
+        let tiles = rows.div_ceil(tile_rows(self.kernel)) * depth.axis.stride * height.axis.stride * all;
         let side_by_side = context.device.multiprocessors * size(self.kernel, "CTAS");
         let mut blocks = tiles.min(side_by_side);
         if self.resident {
@@ -467,6 +461,16 @@ impl<'a> Halo<'a> {
         steps.push(Step::Launch { variant: *self.kernel, grid, shared, arguments });
         Ok(())
     }
+}
+
+/// Rows of a kernel's tile: of each warpgroup so many times 64.
+fn tile_rows(kernel: &Variant) -> usize {
+    64 * size(kernel, "MI") * size(kernel, "WGS")
+}
+
+/// Bytes of shared memory that a kernel takes besides its rings: barriers, tables and staging areas.
+fn fixed_bytes(kernel: &Variant) -> usize {
+    2048 + size(kernel, "WGS") * (16 * size(kernel, "BN") + 4096 * size(kernel, "MI") + 1024)
 }
 
 /// The kind of numbers that kernels are compiled for.

@@ -118,7 +118,7 @@ fn fits(call: &Call<'_>, plan: &Plan, what: &str) {
     }
     if call.has("stage_rows") {
         let [rows, pd, ph, pw, y_n] = call.ints(["rows", "pd", "ph", "pw", "y_n"]);
-        let (bm, sample) = (128 * call.size("MI"), pd * ph * pw);
+        let (bm, sample) = (halo::rows_of_tile(call), pd * ph * pw);
         let spanned = (bm / sample + 2).min(rows / sample);
         assert!(call.int("a_rows") + bm < 1 << 31 && spanned * y_n < 1 << 31, "{what}");
     }

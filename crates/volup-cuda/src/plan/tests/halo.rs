@@ -172,18 +172,26 @@ fn pack_weight(call: &Call<'_>, machine: &mut Machine) {
     }
 }
 
+/// Rows of a tile.
+pub fn rows_of_tile(call: &Call<'_>) -> i64 {
+    64 * call.size("MI") * call.size("WGS")
+}
+
 /// What the sizes, the grid and the shared memory have to be.
 fn check(call: &Call<'_>) {
-    let [bn, mi, ctas] = ["BN", "MI", "CTAS"].map(|name| call.size(name));
+    let [bn, mi, ctas, wgs] = ["BN", "MI", "CTAS", "WGS"].map(|name| call.size(name));
     let [a_stages, stage_rows, b_stages, unit_steps] =
         call.ints(["a_stages", "stage_rows", "b_stages", "unit_steps"]);
     let [chunk_panels, chunks, w_steps] = call.ints(["chunk_panels", "chunks", "w_steps"]);
     let [d_kernel, h_kernel, slices, blocks] = call.ints(["d_kernel", "h_kernel", "slices", "blocks"]);
-    let (m, row_bytes) = (64 * mi, parts(call) * chunk_panels * 16);
+    let row_bytes = parts(call) * chunk_panels * 16;
     let unit = unit_steps * row_bytes * bn;
-    let shared = 2048 + 32 * bn + 208 * m + a_stages * row_bytes * stage_rows + b_stages * unit;
+    let tables = wgs * (16 * bn + 4096 * mi + 1024);
+    let shared = 2048 + tables + a_stages * row_bytes * stage_rows + b_stages * unit;
     assert_eq!(call.shared, shared);
-    assert!(shared <= SHARED[ctas as usize - 1] && call.variant.threads == if ctas == 1 { 384 } else { 288 });
+    // The producer is a warp, or where the block is alone a warpgroup.
+    let threads = 128 * wgs + if ctas == 1 { 128 } else { 32 };
+    assert!(shared <= SHARED[ctas as usize - 1] && i64::from(call.variant.threads) == threads);
     assert!(a_stages >= 2 && b_stages >= 2 && a_stages + b_stages <= MOST_STAGES);
     assert!(stage_rows % 8 == 0 && chunk_panels % 2 == 0 && (unit_steps == 1 || unit_steps == w_steps));
     assert!(call.grid[0] > 0 && call.grid[1..] == [1, 1]);
@@ -216,7 +224,7 @@ fn stage(
 /// depth and height are in the tile's number.
 fn multiply(call: &Call<'_>, machine: &mut Machine) {
     check(call);
-    let (bm, bn) = (128 * call.size("MI"), call.size("BN"));
+    let (bm, bn) = (rows_of_tile(call), call.size("BN"));
     let [rows, lead, pd, ph, pw, d_input] = call.ints(["rows", "lead", "pd", "ph", "pw", "d_input"]);
     let [d_stride, h_stride, d_kernel, h_kernel] =
         call.ints(["d_stride", "h_stride", "d_kernel", "h_kernel"]);

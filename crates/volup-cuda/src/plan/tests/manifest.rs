@@ -136,6 +136,7 @@ fn declared_in_cuda(variant: &Variant, source: &'static str) -> Signature {
     let parameters = kept.into_iter().filter(|text| !text.is_empty()).map(parameter).collect();
     let types = if kind == 0 { vec!["T"] } else { vec![] };
     // What the file asks for by `#error`.
-    let sizes = if variant.entry == "halo_gemm" { vec!["KIND", "BN", "MI", "CTAS"] } else { vec!["KIND"] };
+    let sizes =
+        if variant.entry == "halo_gemm" { vec!["KIND", "BN", "MI", "CTAS", "WGS"] } else { vec!["KIND"] };
     Signature { types, sizes, parameters }
 }

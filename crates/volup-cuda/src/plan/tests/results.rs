@@ -1,6 +1,7 @@
 //! Plans run by the kernels' contracts, against the reference.
 
 use super::contracts::{self, is_needed};
+use super::halo::rows_of_tile;
 use super::machine::{Call, Machine};
 use super::manifest::{devices, variants_for};
 use super::{FORMATS, launches, planned};
@@ -113,7 +114,7 @@ fn features(plan: &Plan) -> BTreeSet<&'static str> {
             found.extend(whole.then_some("units of many steps"));
             found.extend((call.int("whole_h") == 1 && h_kernel > 1).then_some("lines together"));
             found.extend((call.int("whole_h") == 0).then_some("lines apart"));
-            let tiles = (call.int("rows") + 128 * call.size("MI") - 1) / (128 * call.size("MI"));
+            let tiles = (call.int("rows") + rows_of_tile(call) - 1) / rows_of_tile(call);
             let tiles = tiles * call.int("d_stride") * call.int("h_stride");
             let tiles = tiles * call.int("slices") * call.int("blocks");
             found.extend((tiles > call.grid[0]).then_some("blocks of many tiles"));
