@@ -19,7 +19,7 @@ const SMALL: usize = 1 << 18;
 /// Bytes of shared memory that blocks may have, by how many of them share a multiprocessor.
 const SHARED: [usize; 2] = [232_448, 115_712];
 /// The most stages of both operands.
-const MOST_STAGES: usize = 120;
+const MOST_STAGES: usize = 60;
 /// Products of a row and a column that are summed before the split's go to registers.
 const PROMOTED: usize = 192;
 /// Threads of the packs.
@@ -31,12 +31,15 @@ const LAUNCH: f64 = 3e-6;
 const CLOCK: f64 = 1.65e9;
 const EFFICIENCY: f64 = 0.8;
 /// Bytes a second of the memory, and from the second-level cache to shared memory.
-const MEMORY: f64 = 3.3e12;
+const MEMORY: f64 = 3.2e12;
 const CACHE: f64 = 4.5e12;
 /// Clocks that a block takes to get hold of a unit of B.
 const UNIT: f64 = 40.0;
-/// What a tile costs beside its products, in seconds.
-const TILE: f64 = 1.5e-6;
+/// What a tile costs beside its products, and what one of its elements does, in seconds.
+const TILE: f64 = 2e-6;
+const ELEMENT: f64 = 0.14e-9;
+/// The most pairs of residues along depth and height that the kernels have a table for.
+const MOST_PHASES: usize = 64;
 
 /// A plan of this family.
 pub(super) struct Halo<'a> {
@@ -224,7 +227,7 @@ impl<'a> Halo<'a> {
         let sample = y_channels * geometry.output_voxels();
         // A tile may span several samples, and one more at each end.
         let spanned = (bm / positions + 2).min(geometry.batch());
-        let phases = depth.axis.stride.checked_mul(height.axis.stride)?;
+        let phases = depth.axis.stride.checked_mul(height.axis.stride).filter(|&phases| phases <= MOST_PHASES)?;
         let tiles = row_tiles.checked_mul(phases)?.checked_mul(all)?;
         let taps = depth.axis.kernel * height.axis.kernel;
         let items = all.checked_mul(taps * w_steps * chunks * chunk_panels * n)?;
@@ -258,9 +261,11 @@ impl<'a> Halo<'a> {
         let busy = compute.max((copied + weights) / CACHE) * repeated;
         let output = (geometry.batch() * sample * context.request.dtype.size()) as f64 / MEMORY;
         let packed = (geometry.batch() * input_bytes) as f64 + repeated * 2.0 * (a_rows * row_bytes) as f64;
-        let tile = repeated * tiles as f64 * TILE / side_by_side;
+        // A block computes nothing while it stores.
+        let tile = repeated * tiles as f64 * (TILE + ELEMENT * (bm * n) as f64) / (side_by_side * full);
+        let busy = busy + tile;
         let launches = (parts_of_batch * 2 + if parts == 2 { 4 } else { 3 }) as f64 * LAUNCH;
-        let seconds = busy.max(output) + 0.3 * busy.min(output) + tile + packed / MEMORY + launches;
+        let seconds = busy.max(output) + 0.2 * busy.min(output) + packed / MEMORY + launches;
         Some(Halo {
             operand,
             kernel,
@@ -399,11 +404,16 @@ impl<'a> Halo<'a> {
         push(&mut arguments, [rows, self.lead, pd, ph, self.pw, self.block, count, depth, height, width])?;
         push(&mut arguments, [self.slices, self.slice_in, self.panels(), self.channel_panels])?;
         push(&mut arguments, strides(request.geometry.input_shape(), request.input_format))?;
-        let lanes = 1 << (self.slices * self.channel_panels).min(8).ilog2();
-        arguments.push(lanes.into());
+        // Few threads for each row, so that finding it is paid for once, unless there are few rows; of NDHWC
+        // a row's threads read what lies together.
+        let most = 1 << (self.slices * self.channel_panels).min(8).ilog2();
+        let busy = context.device.multiprocessors * 4096;
+        let spread = (busy / (rows * self.block)).max(1).next_power_of_two().min(most);
+        let lanes = if request.input_format == MemoryFormat::ChannelsLast3d { most } else { spread };
+        push(&mut arguments, [lanes])?;
         let params = [("KIND", kind(self.operand))];
         let variant = *context.kernel("halo_pack_input", &self.operand.types(context), &params)?;
-        let grid = [rows.div_ceil(THREADS / lanes as usize), self.block, 1].map(|n| n as u32);
+        let grid = [rows.div_ceil(THREADS / lanes), self.block, 1].map(|n| n as u32);
         steps.push(Step::launch(variant, grid, arguments));
         Ok(())
     }
@@ -470,7 +480,7 @@ fn tile_rows(kernel: &Variant) -> usize {
 
 /// Bytes of shared memory that a kernel takes besides its rings: barriers, tables and staging areas.
 fn fixed_bytes(kernel: &Variant) -> usize {
-    2048 + size(kernel, "WGS") * (16 * size(kernel, "BN") + 4096 * size(kernel, "MI") + 1024)
+    4096 + size(kernel, "WGS") * (16 * size(kernel, "BN") + 4096 * size(kernel, "MI") + 1024)
 }
 
 /// The kind of numbers that kernels are compiled for.

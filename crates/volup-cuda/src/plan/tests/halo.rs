@@ -6,7 +6,7 @@ use super::machine::{Call, Machine, Pointer};
 /// What a block may have of a multiprocessor's shared memory, by how many blocks share it.
 const SHARED: [i64; 2] = [232_448, 115_712];
 /// The most stages that the barriers' memory has room for.
-const MOST_STAGES: i64 = 120;
+const MOST_STAGES: i64 = 60;
 
 /// Elements of 16 bytes.
 fn elements(pointer: Pointer) -> i64 {
@@ -187,7 +187,7 @@ fn check(call: &Call<'_>) {
     let row_bytes = parts(call) * chunk_panels * 16;
     let unit = unit_steps * row_bytes * bn;
     let tables = wgs * (16 * bn + 4096 * mi + 1024);
-    let shared = 2048 + tables + a_stages * row_bytes * stage_rows + b_stages * unit;
+    let shared = 4096 + tables + a_stages * row_bytes * stage_rows + b_stages * unit;
     assert_eq!(call.shared, shared);
     // The producer is a warp, or where the block is alone a warpgroup.
     let threads = 128 * wgs + if ctas == 1 { 128 } else { 32 };

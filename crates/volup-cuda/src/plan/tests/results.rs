@@ -136,12 +136,14 @@ fn features(plan: &Plan) -> BTreeSet<&'static str> {
 }
 
 /// What the table has not: groups of so many channels that they are computed apart, and sizes that are
-/// whole tiles of `interleave`, and a batch that is cut.
-fn more() -> [Case; 4] {
+/// whole tiles of `interleave`, a batch that is cut, and lines of which shared memory holds no two.
+fn more() -> [Case; 5] {
     let groups = ConvSpec::builder(256, 192, [1, 2, 3]).stride([1, 2, 1]).padding([0, 1, 1]).groups(4);
     let few = ConvSpec::builder(1, 2, [2, 1, 2]).stride([1, 1, 2]);
     let whole = |channels| ConvSpec::builder(channels, 40, 2).stride(2);
+    let long = ConvSpec::builder(2, 3, [1, 5, 2]).padding([0, 2, 0]);
     [
+        ("long-lines", long, [1, 2, 900], "a tile with all its lines does not fit"),
         ("many-groups", groups, [2, 3, 5], "each slice has its columns and its part of the reduction"),
         ("one-channel", few, [7, 18, 20], "takes far more memory when packed"),
         ("whole-tiles", whole(24), [1, 8, 16], "moved as views"),
