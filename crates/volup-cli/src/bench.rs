@@ -1,7 +1,7 @@
 //! `volup bench`: how fast blocks run here.
 
 use crate::arguments::{self, AnyEngine};
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use serde_json::json;
 use std::hint::black_box;
 use std::io::Write;
@@ -9,6 +9,7 @@ use std::num::NonZeroUsize;
 use std::time::{Duration, Instant};
 use volup::testing::{Case, Fill, published};
 use volup::{DType, Engine};
+use volup_cuda::CudaEngine;
 
 /// The fewest runs that a median is taken of.
 const LEAST_RUNS: usize = 3;
@@ -25,6 +26,7 @@ Examples:
   volup bench
   volup bench --shape kb2-61 --shape kb2-61-block --batch 2 --dtype bf16
   volup bench --device cuda --precision tf32
+  volup bench --device cuda --shape kb2-61 --explain
   volup bench --spec \"n 1, 64x64x64, 64>32, k 2, s 2, bias, relu, gn 8\" --threads 1 --json", arguments::SPEC_HELP))]
 pub struct Args {
     /// A published shape, any number of times [default: all of them].
@@ -47,6 +49,9 @@ pub struct Args {
     /// The most memory that a shape's input, output and weight may take.
     #[arg(long, value_name = "BYTES", value_parser = arguments::bytes, default_value = arguments::MAX_BYTES)]
     max_bytes: u64,
+    /// On a GPU, time up to so many plans of each block instead, and print what each was expected to take.
+    #[arg(long, value_name = "PLANS", num_args = 0..=1, default_missing_value = "8", conflicts_with = "json")]
+    explain: Option<NonZeroUsize>,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -65,13 +70,16 @@ fn seconds(text: &str) -> Result<f64, String> {
 
 /// Times the shapes.
 pub fn run(args: &Args) -> Result<()> {
-    match args.place.engine()? {
-        AnyEngine::Cpu(engine) => run_on(&engine, args),
-        AnyEngine::Cuda(engine) => run_on(&*engine, args),
+    match (args.place.engine()?, args.explain) {
+        (AnyEngine::Cuda(engine), Some(most)) => explain(&engine, args, most.get()),
+        (AnyEngine::Cpu(_), Some(_)) => bail!("--explain: on the CPU there is but one plan"),
+        (AnyEngine::Cpu(engine), None) => run_on(&engine, args),
+        (AnyEngine::Cuda(engine), None) => run_on(&*engine, args),
     }
 }
 
-fn run_on<E: Engine>(engine: &E, args: &Args) -> Result<()> {
+/// The cases that are asked for, with the batch that is.
+fn cases(args: &Args) -> Result<Vec<Case>> {
     let mut cases: Vec<Case> = published();
     let all = args.shape.is_empty() && args.spec.is_empty();
     cases.retain(|case| all || args.shape.iter().any(|name| name == case.name));
@@ -87,6 +95,29 @@ fn run_on<E: Engine>(engine: &E, args: &Args) -> Result<()> {
         arguments::check_size(case, args.dtype, args.max_bytes)?;
         ensure!(case.batch != Some(0), "{case}: nothing to time in an empty batch");
     }
+    Ok(cases)
+}
+
+/// Prints the plans that may be the fastest, the chosen one first, and times them.
+fn explain(engine: &CudaEngine, args: &Args, most: usize) -> Result<()> {
+    let mut out = std::io::stdout().lock();
+    for case in cases(args)? {
+        let (input, parameters) = case.inputs(args.dtype, Fill::Normal, 1);
+        let layer = engine.layer(&case.block, &parameters)?;
+        let input = engine.upload(input)?;
+        let plans = engine.time_plans(&layer, &input, most, args.seconds / most as f64)?;
+        writeln!(out, "{case}")?;
+        writeln!(out, "  expected ms  measured ms  plan")?;
+        for plan in plans {
+            let [expected, measured] = [plan.expected, plan.measured].map(|seconds| seconds * 1e3);
+            writeln!(out, "  {expected:>11.3}  {measured:>11.3}  {}", plan.plan)?;
+        }
+    }
+    Ok(())
+}
+
+fn run_on<E: Engine>(engine: &E, args: &Args) -> Result<()> {
+    let cases = cases(args)?;
     let mut out = std::io::stdout().lock();
     let mut rows = Vec::new();
     if !args.json {

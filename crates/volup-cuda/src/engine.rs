@@ -1,8 +1,9 @@
 //! The engine: tensors in a GPU's memory, blocks on a stream.
 
-use crate::{Algorithm, Device, DeviceMemory, Forward, Manifest, Pointers, Stream};
+use crate::{Algorithm, Device, DeviceMemory, Forward, Manifest, Plan, Pointers, Request, Stream};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 use volup::{
     BlockSpec, DType, Element, Engine, Error, Geometry, MemoryFormat, Parameters, Precision, Result, Tensor,
     with_element,
@@ -67,6 +68,17 @@ pub struct CudaLayer {
     norm_bias: Option<DeviceMemory>,
 }
 
+/// A plan and its time.
+#[derive(Clone, Debug)]
+pub struct TimedPlan {
+    /// What is launched, in words.
+    pub plan: String,
+    /// The seconds that the convolution was expected to take.
+    pub expected: f64,
+    /// The seconds that the block took, launched again and again.
+    pub measured: f64,
+}
+
 impl CudaEngine {
     /// An engine on the device of a number, counted as CUDA does.
     ///
@@ -104,6 +116,84 @@ impl CudaEngine {
     /// [`Error::Cuda`], also of work that was asked for earlier.
     pub fn synchronize(&self) -> Result<()> {
         self.stream.synchronize()
+    }
+
+    /// Times the plans that may be the fastest for a layer and an input, at most `most` of them, the one
+    /// that is expected to be first; `seconds` each.
+    ///
+    /// # Errors
+    /// As [`Engine::forward`].
+    pub fn time_plans(
+        &self,
+        layer: &CudaLayer,
+        input: &CudaTensor,
+        most: usize,
+        seconds: f64,
+    ) -> Result<Vec<TimedPlan>> {
+        let geometry = layer.block.geometry_of(&input.shape)?;
+        let request = Request {
+            block: layer.block,
+            geometry,
+            dtype: layer.dtype,
+            precision: self.precision,
+            input_format: input.format,
+            output_format: input.format,
+            algorithm: self.algorithm,
+        };
+        let variants = Manifest::embedded().for_device(self.device.info())?;
+        let output = self.forward(layer, input)?;
+        let mut timed = Vec::new();
+        for plan in Plan::candidates(&request, self.device.info(), &variants, most)? {
+            let plan = Forward::of(&self.device, plan)?;
+            let run = |times: usize| -> Result<f64> {
+                let start = Instant::now();
+                for _ in 0..times {
+                    self.launch(&plan, layer, input, &output)?;
+                }
+                self.stream.synchronize()?;
+                Ok(start.elapsed().as_secs_f64())
+            };
+            // The first loads the kernels; then as many in a row as fill the time.
+            run(1)?;
+            let times = (seconds / run(2)? * 2.0).clamp(1.0, 1e4) as usize;
+            let measured = run(times)? / times as f64;
+            timed.push(TimedPlan {
+                plan: plan.plan().to_string(),
+                expected: plan.plan().seconds(),
+                measured,
+            });
+        }
+        Ok(timed)
+    }
+
+    /// Launches a plan that was made for the layer and the sizes of the tensors.
+    fn launch(
+        &self,
+        plan: &Forward,
+        layer: &CudaLayer,
+        input: &CudaTensor,
+        output: &CudaTensor,
+    ) -> Result<()> {
+        let mut workspace = self.workspace.lock().unwrap_or_else(PoisonError::into_inner);
+        if workspace.bytes() < plan.workspace_bytes() {
+            // The small one goes first: there may not be room for both.
+            *workspace = DeviceMemory::new(&self.stream, 0)?;
+            *workspace = DeviceMemory::new(&self.stream, plan.workspace_bytes())?;
+        }
+        let optional = |memory: &Option<DeviceMemory>| memory.as_ref().map_or(0, DeviceMemory::address);
+        let pointers = Pointers {
+            input: input.address(),
+            weight: layer.weight.address(),
+            bias: optional(&layer.bias),
+            norm_weight: optional(&layer.norm_weight),
+            norm_bias: optional(&layer.norm_bias),
+            output: output.address(),
+            workspace: workspace.address(),
+        };
+        // SAFETY: `layer` checked the parameters against the block, and the plan's geometry is that of the
+        // input and the output. All memory was taken on this stream and is given back in its order. Nobody
+        // else has the output yet, and the workspace is locked until the launches are made.
+        unsafe { plan.run(&pointers, &self.stream) }
     }
 
     fn plan(&self, layer: &CudaLayer, geometry: &Geometry, format: MemoryFormat) -> Result<Arc<Forward>> {
@@ -214,26 +304,7 @@ impl Engine for CudaEngine {
             return Ok(output);
         }
         let plan = self.plan(layer, &geometry, format)?;
-        let mut workspace = self.workspace.lock().unwrap_or_else(PoisonError::into_inner);
-        if workspace.bytes() < plan.workspace_bytes() {
-            // The small one goes first: there may not be room for both.
-            *workspace = DeviceMemory::new(&self.stream, 0)?;
-            *workspace = DeviceMemory::new(&self.stream, plan.workspace_bytes())?;
-        }
-        let optional = |memory: &Option<DeviceMemory>| memory.as_ref().map_or(0, DeviceMemory::address);
-        let pointers = Pointers {
-            input: input.address(),
-            weight: layer.weight.address(),
-            bias: optional(&layer.bias),
-            norm_weight: optional(&layer.norm_weight),
-            norm_bias: optional(&layer.norm_bias),
-            output: output.address(),
-            workspace: workspace.address(),
-        };
-        // SAFETY: `layer` checked the parameters against the block, and the geometry is that of the
-        // input. All memory was taken on this stream and is given back in its order. The output is new,
-        // and the workspace locked until the launches are made.
-        unsafe { plan.run(&pointers, &self.stream) }?;
+        self.launch(&plan, layer, input, &output)?;
         Ok(output)
     }
 }

@@ -122,7 +122,14 @@ impl Forward {
         let (block, geometry) = (*block, *geometry);
         let request = Request { block, geometry, dtype, precision, input_format, output_format, algorithm };
         let variants = Manifest::embedded().for_device(device.info())?;
-        let plan = Plan::new(&request, device.info(), &variants)?;
+        Forward::of(device, Plan::new(&request, device.info(), &variants)?)
+    }
+
+    /// Loads the kernels of a plan, which was made for the device with the kernels of this build.
+    ///
+    /// # Errors
+    /// [`Error::OutOfDeviceMemory`], [`Error::Cuda`].
+    pub fn of(device: &Arc<Device>, plan: Plan) -> Result<Forward> {
         let actions = plan.steps.iter().map(|step| Action::new(device, step)).collect::<Result<_>>()?;
         Ok(Forward { plan, actions })
     }

@@ -11,7 +11,7 @@ mod plan;
 
 pub use device::{Arch, DeviceInfo};
 pub use driver::{Arguments, Device, DeviceMemory, Entered, Kernel, Stream, devices, launch};
-pub use engine::{CudaEngine, CudaLayer, CudaTensor};
+pub use engine::{CudaEngine, CudaLayer, CudaTensor, TimedPlan};
 pub use forward::{Algorithm, Forward, Pointers};
 pub use manifest::{Cubin, Manifest, Variant};
 pub use plan::{Argument, Buffer, Plan, Request, Step};

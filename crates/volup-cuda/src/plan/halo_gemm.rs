@@ -101,9 +101,13 @@ struct Choice {
 }
 
 impl<'a> Halo<'a> {
-    /// The best plan, if the family applies and its kernels are there: not for float64, not past its
-    /// 32-bit counts.
-    pub(super) fn new(context: Context<'a>) -> Option<Halo<'a>> {
+    /// All plans that differ, if the family applies and its kernels are there: not for float64, not past
+    /// its 32-bit counts.
+    pub(super) fn all(context: Context<'a>) -> Vec<Halo<'a>> {
+        Halo::search(context).unwrap_or_default()
+    }
+
+    fn search(context: Context<'a>) -> Option<Vec<Halo<'a>>> {
         let request = context.request;
         // Two activations in a row are left to the definition.
         if epilogue(&request.block)[1].is_some() {
@@ -119,24 +123,19 @@ impl<'a> Halo<'a> {
             .filter(|kernel| kernel.param("KIND") == Some(kind(operand)))
             .collect();
         let groups = request.geometry.conv().groups();
-        let mut best: Option<Halo<'a>> = None;
+        let mut all = Vec::new();
         for merged in (1..=groups).filter(|merged| groups.is_multiple_of(*merged)) {
             for block in [1, 2, 4] {
                 for at in (0..8).rev() {
                     let [whole_h, whole_w, resident] = [1, 2, 4].map(|bit| at & bit > 0);
                     let choice = Choice { slices: groups / merged, block, whole_h, whole_w, resident };
                     for &kernel in &kernels {
-                        let halo = Halo::with(context, operand, kernel, choice);
-                        if let Some(halo) = halo
-                            && best.as_ref().is_none_or(|best| halo.seconds < best.seconds)
-                        {
-                            best = Some(halo);
-                        }
+                        all.extend(Halo::with(context, operand, kernel, choice));
                     }
                 }
             }
         }
-        best
+        Some(all)
     }
 
     fn with(context: Context<'a>, operand: Operand, kernel: &'a Variant, choice: Choice) -> Option<Halo<'a>> {
@@ -227,7 +226,8 @@ impl<'a> Halo<'a> {
         let sample = y_channels * geometry.output_voxels();
         // A tile may span several samples, and one more at each end.
         let spanned = (bm / positions + 2).min(geometry.batch());
-        let phases = depth.axis.stride.checked_mul(height.axis.stride).filter(|&phases| phases <= MOST_PHASES)?;
+        let phases =
+            depth.axis.stride.checked_mul(height.axis.stride).filter(|&phases| phases <= MOST_PHASES)?;
         let tiles = row_tiles.checked_mul(phases)?.checked_mul(all)?;
         let taps = depth.axis.kernel * height.axis.kernel;
         let items = all.checked_mul(taps * w_steps * chunks * chunk_panels * n)?;

@@ -122,6 +122,7 @@ pub struct Plan {
     pub workspace_bytes: usize,
     /// The family that computes the convolution.
     pub algorithm: Algorithm,
+    seconds: f64,
     summary: String,
 }
 
@@ -277,7 +278,7 @@ enum Family<'a> {
     Halo(halo_gemm::Halo<'a>),
 }
 
-impl Family<'_> {
+impl<'a> Family<'a> {
     fn algorithm(&self) -> Algorithm {
         match self {
             Family::Linear(_) => Algorithm::LinearGemm,
@@ -293,6 +294,20 @@ impl Family<'_> {
             Family::Interleave(interleave) => interleave.seconds,
             Family::Halo(halo) => halo.seconds,
         }
+    }
+
+    /// Every plan of every family that applies. On the architecture that `halo_gemm` is for, it does what
+    /// `linear_gemm` does, faster.
+    fn all(context: Context<'a>) -> Result<Vec<Family<'a>>> {
+        if context.request.geometry.batch() == 0 {
+            return Ok(Vec::new());
+        }
+        let mut all: Vec<Family<'a>> = halo_gemm::Halo::all(context).into_iter().map(Family::Halo).collect();
+        all.extend(interleave::Interleave::new(context).map(Family::Interleave));
+        if all.is_empty() || context.request.algorithm == Some(Algorithm::LinearGemm) {
+            all.extend(linear_gemm::Linear::new(context)?.map(Family::Linear));
+        }
+        Ok(all)
     }
 
     fn steps(&self, context: Context<'_>, workspace: &mut Workspace, steps: &mut Vec<Step>) -> Result<()> {
@@ -322,16 +337,7 @@ impl Plan {
     /// past what the kernels count to.
     pub fn new(request: &Request, device: &DeviceInfo, variants: &[&Variant]) -> Result<Plan> {
         let context = Context { request, device, variants };
-        if request.geometry.batch() == 0 {
-            let (steps, summary) = (Vec::new(), "nothing to do".to_string());
-            return Ok(Plan { steps, workspace_bytes: 0, algorithm: Algorithm::Direct, summary });
-        }
-        let families = [
-            linear_gemm::Linear::new(context)?.map(Family::Linear),
-            interleave::Interleave::new(context).map(Family::Interleave),
-            halo_gemm::Halo::new(context).map(Family::Halo),
-        ];
-        let mut families: Vec<Family<'_>> = families.into_iter().flatten().collect();
+        let mut families = Family::all(context)?;
         match request.algorithm {
             Some(wanted) => {
                 // What does not apply is left to the one that nearly always does.
@@ -346,16 +352,61 @@ impl Plan {
             }
         }
         let best = families.into_iter().min_by(|one, other| one.seconds().total_cmp(&other.seconds()));
+        Plan::of(context, best)
+    }
+
+    /// The plans for a request that may be the fastest, the one that is expected to be first, at most `most`:
+    /// for measuring which of them is.
+    ///
+    /// # Errors
+    /// As [`Plan::new`].
+    pub fn candidates(
+        request: &Request,
+        device: &DeviceInfo,
+        variants: &[&Variant],
+        most: usize,
+    ) -> Result<Vec<Plan>> {
+        let context = Context { request, device, variants };
+        let mut families = Family::all(context)?;
+        families.sort_by(|one, other| one.seconds().total_cmp(&other.seconds()));
+        let mut plans = Vec::<Plan>::new();
+        for family in families.into_iter().take(most) {
+            plans.push(Plan::of(context, Some(family))?);
+        }
+        if plans.is_empty() {
+            plans.push(Plan::of(context, None)?);
+        }
+        Ok(plans)
+    }
+
+    /// The time that the convolution is expected to take, in seconds.
+    pub fn seconds(&self) -> f64 {
+        self.seconds
+    }
+
+    /// What a family launches, or without one `direct`; then the normalization.
+    fn of(context: Context<'_>, family: Option<Family<'_>>) -> Result<Plan> {
+        let request = context.request;
+        if request.geometry.batch() == 0 {
+            let (steps, summary) = (Vec::new(), "nothing to do".to_string());
+            return Ok(Plan {
+                steps,
+                workspace_bytes: 0,
+                algorithm: Algorithm::Direct,
+                seconds: 0.0,
+                summary,
+            });
+        }
         let mut workspace = Workspace::default();
         let mut steps = Vec::new();
-        let (algorithm, mut summary) = match &best {
+        let (algorithm, seconds, mut summary) = match &family {
             Some(family) => {
                 family.steps(context, &mut workspace, &mut steps)?;
-                (family.algorithm(), family.to_string())
+                (family.algorithm(), family.seconds(), family.to_string())
             }
             None => {
                 steps.push(direct::step(context, None)?);
-                (Algorithm::Direct, "direct".to_string())
+                (Algorithm::Direct, direct::seconds(context), "direct".to_string())
             }
         };
         if let Some(norm) = request.block.norm() {
@@ -366,6 +417,6 @@ impl Plan {
             workspace.bytes = workspace.bytes.max(again.bytes);
             summary.push_str("; two-pass norm");
         }
-        Ok(Plan { steps, workspace_bytes: workspace.bytes, algorithm, summary })
+        Ok(Plan { steps, workspace_bytes: workspace.bytes, algorithm, seconds, summary })
     }
 }

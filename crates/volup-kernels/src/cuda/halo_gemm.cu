@@ -869,7 +869,7 @@ extern "C" __global__ void __launch_bounds__(256) halo_pack_input(
     const int count = block * channel_panels;
     int slice = lane / channel_panels, cp = lane - slice * channel_panels;
     uint4 *to = out + (long long)(slice * panels + parity * channel_panels + cp) * a_rows + row;
-#pragma unroll 2
+#pragma unroll (16 / E)
     for (int p = lane; p < slices * channel_panels; p += lanes) {
         const int c = cp * E;
         alignas(16) Element v[E];

@@ -195,6 +195,7 @@ fn check(call: &Call<'_>) {
     assert!(a_stages >= 2 && b_stages >= 2 && a_stages + b_stages <= MOST_STAGES);
     assert!(stage_rows % 8 == 0 && chunk_panels % 2 == 0 && (unit_steps == 1 || unit_steps == w_steps));
     assert!(call.grid[0] > 0 && call.grid[1..] == [1, 1]);
+    assert!([0, 1].contains(&call.int("resident")));
     if call.int("resident") == 1 {
         let units = d_kernel * chunks * h_kernel * w_steps / unit_steps;
         assert!(b_stages >= units && call.grid[0] % (slices * blocks) == 0);
