@@ -5,8 +5,9 @@ use volup::{DType, Result};
 
 /// Multiply-adds a second of one multiprocessor, seen on an H200.
 const RATE: f64 = 5e9;
-/// Blocks a multiprocessor that the tiles are dealt out to.
+/// Blocks a multiprocessor that the tiles are dealt out to; fewer for a launch that seldom has work to do.
 const BLOCKS: usize = 16;
+const IDLE_BLOCKS: usize = 2;
 
 /// The time that a launch is expected to take.
 pub(super) fn seconds(context: Context<'_>) -> f64 {
@@ -25,16 +26,16 @@ pub(super) fn step(context: Context<'_>, control: Option<u64>) -> Result<Step> {
     let types = [context.type_name(), context.accumulator_name()];
     let out_per_group = conv.out_channels() / conv.groups();
     let variant = *context.narrowest("direct", &types, &[], "BC", out_per_group)?;
-    let control = match control {
+    let words = match control {
         Some(at) => [Argument::Pointer(Buffer::Workspace, at), 0.into(), 1.into()],
         // Not read: any address will do.
         None => [Argument::Pointer(Buffer::Input, 0), 0.into(), 0.into()],
     };
-    let [control, small_limit, guarded] = control;
+    let [words, small_limit, guarded] = words;
     let mut arguments: Vec<Argument> = [Buffer::Input, Buffer::Weight, Buffer::Bias, Buffer::Output]
         .map(|buffer| Argument::Pointer(buffer, 0))
         .into();
-    arguments.extend([control, i32::from(conv.has_bias()).into(), guarded, small_limit]);
+    arguments.extend([words, i32::from(conv.has_bias()).into(), guarded, small_limit]);
     let groups = conv.groups();
     let in_per_group = conv.in_channels() / groups;
     push(&mut arguments, [geometry.batch(), groups, in_per_group, out_per_group])?;
@@ -52,6 +53,7 @@ pub(super) fn step(context: Context<'_>, control: Option<u64>) -> Result<Step> {
     let tiles = (geometry.batch() * groups)
         .saturating_mul(out_per_group.div_ceil(size(&variant, "BC")))
         .saturating_mul(geometry.output_voxels().div_ceil(size(&variant, "BP")));
-    let blocks = tiles.min(BLOCKS * context.device.multiprocessors).max(1);
+    let most = if control.is_some() { IDLE_BLOCKS } else { BLOCKS };
+    let blocks = tiles.min(most * context.device.multiprocessors).max(1);
     Ok(Step::launch(variant, [blocks as u32, 1, 1], arguments))
 }

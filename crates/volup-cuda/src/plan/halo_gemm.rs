@@ -33,7 +33,8 @@ const EFFICIENCY: f64 = 0.8;
 /// Bytes a second of the memory, and from the second-level cache to shared memory.
 const MEMORY: f64 = 3.2e12;
 const CACHE: f64 = 4.5e12;
-/// Clocks that a block takes to get hold of a unit of B.
+/// Clocks that a block takes to get hold of a stage of A, and of a unit of B.
+const STAGE: f64 = 400.0;
 const UNIT: f64 = 40.0;
 /// What a tile costs beside its products, and what one of its elements does, in seconds.
 const TILE: f64 = 2e-6;
@@ -248,12 +249,13 @@ impl<'a> Halo<'a> {
         let clocks = (0.5 * n as f64).max(16.0 + n as f64 / 4.0);
         let side_by_side = device * ctas as f64;
         let full = tiles as f64 / ((tiles as f64 / side_by_side).ceil() * side_by_side);
-        let waits = (row_tiles * all * taps * chunks * (w_steps / unit_steps)) as f64 * UNIT / ctas as f64;
-        let compute = (instructions * clocks / EFFICIENCY + waits) / (device * CLOCK * full);
         // What goes to shared memory: stages and, unless they stay, units.
         let stages = depth.axis.kernel
             * chunks
             * if whole_h { h_step.min(height.axis.kernel) } else { height.axis.kernel };
+        let turns = taps * chunks * (w_steps / unit_steps);
+        let waits = (row_tiles * all) as f64 * (stages as f64 * STAGE + turns as f64 * UNIT);
+        let compute = (instructions * clocks / EFFICIENCY + waits) / (device * CLOCK * full);
         let copied = (row_tiles * all) as f64 * (stages * stage) as f64;
         let weights =
             units as f64 * unit as f64 * if resident { side_by_side } else { (row_tiles * all) as f64 };
@@ -261,8 +263,9 @@ impl<'a> Halo<'a> {
         let busy = compute.max((copied + weights) / CACHE) * repeated;
         let output = (geometry.batch() * sample * context.request.dtype.size()) as f64 / MEMORY;
         let packed = (geometry.batch() * input_bytes) as f64 + repeated * 2.0 * (a_rows * row_bytes) as f64;
-        // A block computes nothing while it stores.
-        let tile = repeated * tiles as f64 * (TILE + ELEMENT * (bm * n) as f64) / (side_by_side * full);
+        // A block computes nothing while it stores; two of them hardly make up for it.
+        let tile = TILE + ELEMENT * (bm * n) as f64;
+        let tile = repeated * tiles as f64 * tile / (device * full * if ctas == 1 { 1.0 } else { 1.3 });
         let busy = busy + tile;
         let launches = (parts_of_batch * 2 + if parts == 2 { 4 } else { 3 }) as f64 * LAUNCH;
         let seconds = busy.max(output) + 0.2 * busy.min(output) + packed / MEMORY + launches;

@@ -17,7 +17,7 @@ const GAPPED: f64 = 0.8e12;
 /// Bytes a second that are read again, from a cache.
 const CACHED: f64 = 4e12;
 /// What a product of one tile takes, with the wait for its operands, in seconds.
-const TURN: f64 = 0.5e-6;
+const TURN: f64 = 1.8e-6;
 /// Blocks that a multiprocessor is given, at least, where tiles can be shared by several.
 const BLOCKS: usize = 6;
 

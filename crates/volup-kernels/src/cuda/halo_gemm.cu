@@ -434,6 +434,23 @@ struct Epilogue {
         }
     }
 
+    /// NCDHW where rows lie as voxels do, in whole vectors: 16 bytes a lane.
+    __device__ __forceinline__ void dense(int piece) const {
+        constexpr int VECTOR = 16 / sizeof(Element), LANES = ROWS / VECTOR, COLUMNS = 32 / LANES;
+        const int lane = threadIdx.x % 32, r = lane % LANES * VECTOR;
+        const int at = __shfl_sync(0xffffffffu, row_at, r), here = __shfl_sync(0xffffffffu, row_ow, r) != NOWHERE;
+        Element *to = y + at + channel0 + (long long)(piece + lane / LANES) * y_c;
+#pragma unroll
+        for (int c = lane / LANES; c < PIECE; c += COLUMNS) {
+            const float *from = &staged[c * COLUMN_PITCH + r];
+            float v[VECTOR];
+#pragma unroll
+            for (int k = 0; k < VECTOR; k += 4) *(float4 *)&v[k] = *(const float4 *)&from[k];
+            store(to, v, here && piece + c < columns);
+            to += (long long)COLUMNS * y_c;
+        }
+    }
+
     /// NDHWC: neighbouring lanes write neighbouring columns, four of them each; at once with `vectors`.
     __device__ __forceinline__ void last(int piece, bool vectors) const {
         const int lane = threadIdx.x % 32, quarter = lane % 4 * 4, column = piece + quarter;
@@ -471,6 +488,19 @@ struct Epilogue {
     __device__ __forceinline__ static void store(float *to, const float (&v)[4], bool here) {
         asm volatile("{.reg .pred p; setp.ne.b32 p, %5, 0; @p st.global.v4.f32 [%0], {%1, %2, %3, %4};}" ::"l"(to), "f"(v[0]), "f"(v[1]),
                      "f"(v[2]), "f"(v[3]), "r"((int)here)
+                     : "memory");
+    }
+    template <typename T> __device__ __forceinline__ static void store(T *to, const float (&v)[8], bool here) {
+        unsigned words[4];
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            T x[2];
+            narrow(v[2 * k], &x[0]);
+            narrow(v[2 * k + 1], &x[1]);
+            words[k] = x[0].bits | (unsigned)x[1].bits << 16;
+        }
+        asm volatile("{.reg .pred p; setp.ne.b32 p, %5, 0; @p st.global.v4.b32 [%0], {%1, %2, %3, %4};}" ::"l"(to), "r"(words[0]),
+                     "r"(words[1]), "r"(words[2]), "r"(words[3]), "r"((int)here)
                      : "memory");
     }
     template <typename T> __device__ __forceinline__ static void store(T *to, const float (&v)[4], bool here) {
@@ -765,12 +795,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
                                    column_at, column_rr, staged, activation, min(channels * outputs - column0, BN), w_out, y_w,
                                    (slice * channels + column0 / outputs) * y_c, y_c};
         const bool vectors = channels % 4 == 0 && y_w % 4 == 0 && (unsigned long long)y % (4 * sizeof(Element)) == 0;
+        // Every row a voxel, in their order; a sample of whole vectors.
+        const bool dense = channels_first && outputs == 1 && d_stride * h_stride == 1 && pd == d_out && ph == h_out && pw == w_out &&
+                           w_shift == 0 && d_shift == 0 && h_shift == 0 &&
+                           ((unsigned long long)y | (unsigned long long)(unsigned)y_c * sizeof(Element)) % 16 == 0;
 #pragma unroll 1
         for (int piece = 0; piece < BN; piece += PIECE) {
             epilogue.stage(sum, piece);
             if (activation > 2) epilogue.bend();
             if (!channels_first)
                 epilogue.last(piece, vectors);
+            else if (dense)
+                epilogue.dense(piece);
             else if (outputs == 1)
                 epilogue.first<1>(piece);
             else if (outputs == 2)
