@@ -35,7 +35,7 @@ const MEMORY: f64 = 3.2e12;
 const CACHE: f64 = 4.5e12;
 /// Clocks that a block takes to get hold of a stage of A, and of a unit of B.
 const STAGE: f64 = 400.0;
-const UNIT: f64 = 40.0;
+const UNIT: f64 = 150.0;
 /// What a tile costs beside its products, and what one of its elements does, in seconds.
 const TILE: f64 = 2e-6;
 const ELEMENT: f64 = 0.14e-9;
@@ -264,7 +264,11 @@ impl<'a> Halo<'a> {
         let output = (geometry.batch() * sample * context.request.dtype.size()) as f64 / MEMORY;
         let packed = (geometry.batch() * input_bytes) as f64 + repeated * 2.0 * (a_rows * row_bytes) as f64;
         // A block computes nothing while it stores; two of them hardly make up for it.
-        let tile = TILE + ELEMENT * (bm * n) as f64;
+        // Residues along width that are no small power of two are stored apart.
+        let together = context.request.output_format == MemoryFormat::ChannelsLast3d
+            || [1, 2, 4].contains(&(block * width.axis.stride));
+        let element = if together { ELEMENT } else { 3.0 * ELEMENT };
+        let tile = TILE + element * (bm * n) as f64;
         let tile = repeated * tiles as f64 * tile / (device * full * if ctas == 1 { 1.0 } else { 1.3 });
         let busy = busy + tile;
         let launches = (parts_of_batch * 2 + if parts == 2 { 4 } else { 3 }) as f64 * LAUNCH;
