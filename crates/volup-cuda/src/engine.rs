@@ -1,6 +1,6 @@
 //! The engine: tensors in a GPU's memory, blocks on a stream.
 
-use crate::{Algorithm, Device, DeviceMemory, Forward, Manifest, Pointers, Stream};
+use crate::{Algorithm, Device, DeviceMemory, Forward, Manifest, Pointers, Request, Stream};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use volup::{
@@ -112,18 +112,16 @@ impl CudaEngine {
         if let Some(plan) = plans.get(&key) {
             return Ok(plan.clone());
         }
-        let (block, dtype) = (&layer.block, layer.dtype);
-        let plan = Forward::new(
-            &self.device,
-            block,
-            geometry,
-            dtype,
-            self.precision,
-            format,
-            format,
-            self.algorithm,
-        )?;
-        let plan = Arc::new(plan);
+        let request = Request {
+            block: layer.block,
+            geometry: *geometry,
+            dtype: layer.dtype,
+            precision: self.precision,
+            input_format: format,
+            output_format: format,
+            algorithm: self.algorithm,
+        };
+        let plan = Arc::new(Forward::new(&self.device, &request)?);
         if plans.len() == MOST_PLANS {
             plans.clear();
         }

@@ -7,13 +7,14 @@ mod machine;
 mod manifest;
 mod norm;
 mod results;
+mod tiles;
 #[allow(dead_code, reason = "the kernels' build uses all of it")]
 #[path = "../../../volup-kernels/src/variants.rs"]
 mod variants;
 
 use crate::plan::{Argument, Buffer, Plan, Request};
 use crate::{Algorithm, DeviceInfo, Variant};
-use machine::{Call, calls};
+use machine::Call;
 use manifest::{devices, signature, variants_for};
 use volup::testing::{Case, cases, published};
 use volup::{DType, Error, MemoryFormat, Precision};
@@ -60,7 +61,7 @@ fn plan(request: &Request, device: &DeviceInfo, without: &[&str]) -> volup::Resu
 
 /// The launches of a plan.
 fn launches(plan: &Plan) -> Vec<Call<'_>> {
-    plan.steps.iter().flat_map(calls).collect()
+    plan.steps.iter().filter_map(Call::new).collect()
 }
 
 #[test]
