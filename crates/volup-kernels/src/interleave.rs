@@ -154,24 +154,31 @@ pub mod interleave {
         make_tensor_view(base, shape, strides, new_token_unordered())
     }
 
-    /// The bias of each column of block `jn`; zeros if there is none.
+    /// The columns of block `jn`, counted in all of a pair's.
+    fn columns<const BN: i32>(jn: i32) -> Tile<i32, { [BN] }> {
+        let column: Tile<i32, { [BN] }> = iota(shape![BN]);
+        column + broadcast_scalar(jn * BN, shape![BN])
+    }
+
+    /// The output channels of columns.
+    fn channels<const BN: i32, const LAST: i32>(column: Tile<i32, { [BN] }>, cout: i32, w_stride: i32) -> Tile<i32, { [BN] }> {
+        if LAST == 0i32 {
+            column / broadcast_scalar(w_stride, shape![BN])
+        } else {
+            column % broadcast_scalar(cout, shape![BN])
+        }
+    }
+
+    /// The bias of each column of block `jn`, of 16 bits; zeros if there is none.
     unsafe fn column_bias<T: ElementType, const BN: i32, const LAST: i32>(bias: *mut T, jn: i32, cout: i32, w_stride: i32, has_bias: i32) -> Tile<f32, { [BN] }> {
         let mut b: Tile<f32, { [BN] }> = constant(0.0f32, shape![BN]);
         if has_bias != 0i32 {
-            let column: Tile<i32, { [BN] }> = iota(shape![BN]);
-            let column: Tile<i32, { [BN] }> = column + broadcast_scalar(jn * BN, shape![BN]);
+            let column: Tile<i32, { [BN] }> = columns::<BN>(jn);
             let here: Tile<bool, { [BN] }> = lt_tile(column, broadcast_scalar(cout * w_stride, shape![BN]));
-            let co: Tile<i32, { [BN] }> = if LAST == 0i32 {
-                column / broadcast_scalar(w_stride, shape![BN])
-            } else {
-                column % broadcast_scalar(cout, shape![BN])
-            };
             let p: PointerTile<*mut T, { [] }> = pointer_to_tile(bias);
             let p: PointerTile<*mut T, { [1] }> = reshape_ptr(p, shape![1]);
             let p: PointerTile<*mut T, { [BN] }> = broadcast_ptr(p, shape![BN]);
-            let p: PointerTile<*mut T, { [BN] }> = addptr_tile(p, co);
-            // Not weak: the compiler would copy it through shared memory ahead of time, each element by
-            // several threads at once.
+            let p: PointerTile<*mut T, { [BN] }> = addptr_tile(p, channels::<BN, LAST>(column, cout, w_stride));
             let (v, _t): (Tile<T, { [BN] }>, Token) = unsafe {
                 load_ptr_tko(p, ordering::Weak, None::<scope::TileBlock>, Some(here), None, None, Latency::<1>)
             };
@@ -181,18 +188,46 @@ pub mod interleave {
         b
     }
 
+    /// The same of 32 bits.
+    unsafe fn column_bias_32<const BN: i32, const LAST: i32>(bias: *mut f32, jn: i32, cout: i32, w_stride: i32, has_bias: i32) -> Tile<f32, { [BN] }> {
+        let mut b: Tile<f32, { [BN] }> = constant(0.0f32, shape![BN]);
+        if has_bias != 0i32 {
+            let column: Tile<i32, { [BN] }> = columns::<BN>(jn);
+            let here: Tile<bool, { [BN] }> = lt_tile(column, broadcast_scalar(cout * w_stride, shape![BN]));
+            let v: Tile<f32, { [BN] }> = by_halves::<BN>(bias, channels::<BN, LAST>(column, cout, w_stride), here);
+            b = select(here, v, b);
+        }
+        b
+    }
+
     /// What undoes the scale of each column of block `jn`.
     unsafe fn column_scale<const BN: i32>(scale_w: *mut f32, jn: i32) -> Tile<f32, { [BN] }> {
-        let column: Tile<i32, { [BN] }> = iota(shape![BN]);
-        let column: Tile<i32, { [BN] }> = column + broadcast_scalar(jn * BN, shape![BN]);
-        let p: PointerTile<*mut f32, { [] }> = pointer_to_tile(scale_w);
-        let p: PointerTile<*mut f32, { [1] }> = reshape_ptr(p, shape![1]);
-        let p: PointerTile<*mut f32, { [BN] }> = broadcast_ptr(p, shape![BN]);
-        let p: PointerTile<*mut f32, { [BN] }> = addptr_tile(p, column);
-        let (v, _t): (Tile<f32, { [BN] }>, Token) = unsafe {
-            load_ptr_tko(p, ordering::Weak, None::<scope::TileBlock>, None, None, None, Latency::<1>)
+        let here: Tile<bool, { [BN] }> = constant(true, shape![BN]);
+        by_halves::<BN>(scale_w, columns::<BN>(jn), here)
+    }
+
+    /// Elements of a float32 tensor, read as 16 bits twice. A read of 32 bits in the loop over items
+    /// becomes a copy to shared memory ahead of its use, by as many threads as the block has: where the
+    /// tile has fewer elements, several write each.
+    unsafe fn by_halves<const N: i32>(from: *mut f32, at: Tile<i32, { [N] }>, here: Tile<bool, { [N] }>) -> Tile<f32, { [N] }> {
+        let p: PointerTile<*mut f32, { [] }> = pointer_to_tile(from);
+        let p: PointerTile<*mut u16, { [] }> = ptr_to_ptr(p);
+        let p: PointerTile<*mut u16, { [1] }> = reshape_ptr(p, shape![1]);
+        let p: PointerTile<*mut u16, { [N] }> = broadcast_ptr(p, shape![N]);
+        let p: PointerTile<*mut u16, { [N] }> = addptr_tile(p, at + at);
+        let one: Tile<i32, { [N] }> = constant(1i32, shape![N]);
+        let q: PointerTile<*mut u16, { [N] }> = addptr_tile(p, one);
+        let (low, _t): (Tile<u16, { [N] }>, Token) = unsafe {
+            load_ptr_tko(p, ordering::Weak, None::<scope::TileBlock>, Some(here), None, None, Latency::<1>)
         };
-        v
+        let (high, _t): (Tile<u16, { [N] }>, Token) = unsafe {
+            load_ptr_tko(q, ordering::Weak, None::<scope::TileBlock>, Some(here), None, None, Latency::<1>)
+        };
+        let low: Tile<u32, { [N] }> = exti(low);
+        let high: Tile<u32, { [N] }> = exti(high);
+        let lift: Tile<u32, { [N] }> = constant(65536u32, shape![N]);
+        let bits: Tile<u32, { [N] }> = high * lift + low;
+        bitcast(bits)
     }
 
     /// The upper part of a scaled tile.
@@ -686,7 +721,7 @@ pub mod interleave {
                 let zero: Tile<f32, { [BN, BM] }> = constant(0.0f32, shape![BN, BM]);
                 let sum: Tile<f32, { [BN, BM] }> = mmaf(wt, xt, zero);
                 let v: Tile<f32, { [BN, BM] }> = sum;
-                let b: Tile<f32, { [BN] }> = column_bias::<f32, BN, 0>(bias, jn, cout, w_stride, has_bias);
+                let b: Tile<f32, { [BN] }> = column_bias_32::<BN, 0>(bias, jn, cout, w_stride, has_bias);
                 let v: Tile<f32, { [BN, BM] }> = v + broadcast(reshape(b, shape![BN, 1]), shape![BN, BM]);
                 let v: Tile<f32, { [BN, BM] }> = activate::<f32, 0, BN, BM>(v, activation, slope);
                 let o: Tile<f32, { [BN, BM] }> = v;
@@ -717,7 +752,7 @@ pub mod interleave {
                 let zero: Tile<f32, { [BM, BN] }> = constant(0.0f32, shape![BM, BN]);
                 let sum: Tile<f32, { [BM, BN] }> = mmaf(xt, wt.transpose(), zero);
                 let v: Tile<f32, { [BM, BN] }> = sum;
-                let b: Tile<f32, { [BN] }> = column_bias::<f32, BN, 1>(bias, jn, cout, w_stride, has_bias);
+                let b: Tile<f32, { [BN] }> = column_bias_32::<BN, 1>(bias, jn, cout, w_stride, has_bias);
                 let v: Tile<f32, { [BM, BN] }> = v + broadcast(reshape(b, shape![1, BN]), shape![BM, BN]);
                 let v: Tile<f32, { [BM, BN] }> = activate::<f32, 0, BM, BN>(v, activation, slope);
                 let o: Tile<f32, { [BM, BN] }> = v;
@@ -790,7 +825,7 @@ pub mod interleave {
                     sum = mmaf(wt, xt, sum);
                 }
                 let v: Tile<f32, { [BN, BM] }> = sum;
-                let b: Tile<f32, { [BN] }> = column_bias::<f32, BN, 0>(bias, jn, cout, w_stride, has_bias);
+                let b: Tile<f32, { [BN] }> = column_bias_32::<BN, 0>(bias, jn, cout, w_stride, has_bias);
                 let v: Tile<f32, { [BN, BM] }> = v + broadcast(reshape(b, shape![BN, 1]), shape![BN, BM]);
                 let v: Tile<f32, { [BN, BM] }> = activate::<f32, 0, BN, BM>(v, activation, slope);
                 let o: Tile<f32, { [BN, BM] }> = v;
@@ -823,7 +858,7 @@ pub mod interleave {
                     sum = mmaf(xt, wt.transpose(), sum);
                 }
                 let v: Tile<f32, { [BM, BN] }> = sum;
-                let b: Tile<f32, { [BN] }> = column_bias::<f32, BN, 1>(bias, jn, cout, w_stride, has_bias);
+                let b: Tile<f32, { [BN] }> = column_bias_32::<BN, 1>(bias, jn, cout, w_stride, has_bias);
                 let v: Tile<f32, { [BM, BN] }> = v + broadcast(reshape(b, shape![1, BN]), shape![BM, BN]);
                 let v: Tile<f32, { [BM, BN] }> = activate::<f32, 0, BM, BN>(v, activation, slope);
                 let o: Tile<f32, { [BM, BN] }> = v;
@@ -886,7 +921,7 @@ pub mod interleave {
                 sum = mmaf(xt, wt.transpose(), sum);
             }
             let v: Tile<f32, { [BM, BN] }> = sum;
-            let b: Tile<f32, { [BN] }> = column_bias::<f32, BN, LAST>(bias, jn, cout, w_stride, has_bias);
+            let b: Tile<f32, { [BN] }> = column_bias_32::<BN, LAST>(bias, jn, cout, w_stride, has_bias);
             let v: Tile<f32, { [BM, BN] }> = v + broadcast(reshape(b, shape![1, BN]), shape![BM, BN]);
             let v: Tile<f32, { [BM, BN] }> = activate::<f32, 0, BM, BN>(v, activation, slope);
             let o: Tile<f32, { [BM, BN] }> = v;
@@ -972,7 +1007,7 @@ pub mod interleave {
                 let back: Tile<f32, { [BN] }> = column_scale::<BN>(scale_w, jn);
                 let v: Tile<f32, { [BN, BM] }> = (sum + cross * low) * broadcast(reshape(down, shape![1, 1]), shape![BN, BM]);
                 let v: Tile<f32, { [BN, BM] }> = v * broadcast(reshape(back, shape![BN, 1]), shape![BN, BM]);
-                let b: Tile<f32, { [BN] }> = column_bias::<f32, BN, 0>(bias, jn, cout, w_stride, has_bias);
+                let b: Tile<f32, { [BN] }> = column_bias_32::<BN, 0>(bias, jn, cout, w_stride, has_bias);
                 let v: Tile<f32, { [BN, BM] }> = v + broadcast(reshape(b, shape![BN, 1]), shape![BN, BM]);
                 let v: Tile<f32, { [BN, BM] }> = activate::<f32, 0, BN, BM>(v, activation, slope);
                 let o: Tile<f32, { [BN, BM] }> = v;
@@ -1015,7 +1050,7 @@ pub mod interleave {
                 let back: Tile<f32, { [BN] }> = column_scale::<BN>(scale_w, jn);
                 let v: Tile<f32, { [BM, BN] }> = (sum + cross * low) * broadcast(reshape(down, shape![1, 1]), shape![BM, BN]);
                 let v: Tile<f32, { [BM, BN] }> = v * broadcast(reshape(back, shape![1, BN]), shape![BM, BN]);
-                let b: Tile<f32, { [BN] }> = column_bias::<f32, BN, 1>(bias, jn, cout, w_stride, has_bias);
+                let b: Tile<f32, { [BN] }> = column_bias_32::<BN, 1>(bias, jn, cout, w_stride, has_bias);
                 let v: Tile<f32, { [BM, BN] }> = v + broadcast(reshape(b, shape![1, BN]), shape![BM, BN]);
                 let v: Tile<f32, { [BM, BN] }> = activate::<f32, 0, BM, BN>(v, activation, slope);
                 let o: Tile<f32, { [BM, BN] }> = v;
@@ -1108,7 +1143,7 @@ pub mod interleave {
                 let back: Tile<f32, { [BN] }> = column_scale::<BN>(scale_w, jn);
                 let v: Tile<f32, { [BN, BM] }> = (sum + cross * low) * broadcast(reshape(down, shape![1, 1]), shape![BN, BM]);
                 let v: Tile<f32, { [BN, BM] }> = v * broadcast(reshape(back, shape![BN, 1]), shape![BN, BM]);
-                let b: Tile<f32, { [BN] }> = column_bias::<f32, BN, 0>(bias, jn, cout, w_stride, has_bias);
+                let b: Tile<f32, { [BN] }> = column_bias_32::<BN, 0>(bias, jn, cout, w_stride, has_bias);
                 let v: Tile<f32, { [BN, BM] }> = v + broadcast(reshape(b, shape![BN, 1]), shape![BN, BM]);
                 let v: Tile<f32, { [BN, BM] }> = activate::<f32, 0, BN, BM>(v, activation, slope);
                 let o: Tile<f32, { [BN, BM] }> = v;
@@ -1156,7 +1191,7 @@ pub mod interleave {
                 let back: Tile<f32, { [BN] }> = column_scale::<BN>(scale_w, jn);
                 let v: Tile<f32, { [BM, BN] }> = (sum + cross * low) * broadcast(reshape(down, shape![1, 1]), shape![BM, BN]);
                 let v: Tile<f32, { [BM, BN] }> = v * broadcast(reshape(back, shape![1, BN]), shape![BM, BN]);
-                let b: Tile<f32, { [BN] }> = column_bias::<f32, BN, 1>(bias, jn, cout, w_stride, has_bias);
+                let b: Tile<f32, { [BN] }> = column_bias_32::<BN, 1>(bias, jn, cout, w_stride, has_bias);
                 let v: Tile<f32, { [BM, BN] }> = v + broadcast(reshape(b, shape![1, BN]), shape![BM, BN]);
                 let v: Tile<f32, { [BM, BN] }> = activate::<f32, 0, BM, BN>(v, activation, slope);
                 let o: Tile<f32, { [BM, BN] }> = v;
@@ -1240,7 +1275,7 @@ pub mod interleave {
             let back: Tile<f32, { [BN] }> = column_scale::<BN>(scale_w, jn);
             let v: Tile<f32, { [BM, BN] }> = (sum + cross * low) * broadcast(reshape(down, shape![1, 1]), shape![BM, BN]);
             let v: Tile<f32, { [BM, BN] }> = v * broadcast(reshape(back, shape![1, BN]), shape![BM, BN]);
-            let b: Tile<f32, { [BN] }> = column_bias::<f32, BN, LAST>(bias, jn, cout, w_stride, has_bias);
+            let b: Tile<f32, { [BN] }> = column_bias_32::<BN, LAST>(bias, jn, cout, w_stride, has_bias);
             let v: Tile<f32, { [BM, BN] }> = v + broadcast(reshape(b, shape![1, BN]), shape![BM, BN]);
             let v: Tile<f32, { [BM, BN] }> = activate::<f32, 0, BM, BN>(v, activation, slope);
             let o: Tile<f32, { [BM, BN] }> = v;
