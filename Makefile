@@ -4,9 +4,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 DEMO   := .demo
 CLI    := target/release/volup
-# The GPU architectures that kernels are compiled for, all of them or, as a check, one variant of each.
-ARCHS       ?= sm_90
-OTHER_ARCHS ?= sm_80,sm_100
+# The GPU architectures that kernels are compiled for, and those that they have to compile for.
+ARCHS         ?= sm_90
+CHECKED_ARCHS ?= sm_80,sm_90,sm_100
 
 .PHONY: help demo test test-rust test-python lint format docs wheel kernels kernels-check bench gpu-bundle clean
 
@@ -15,7 +15,7 @@ help:
 	@echo "make test    all tests: Rust, Python against PyTorch, README examples"
 	@echo "make lint    formatting, clippy, ruff, documentation"
 	@echo "make kernels compile the GPU kernels, for ARCHS=sm_90 or a list such as sm_80,sm_90"
-	@echo "make kernels-check  lint and test their build; compile them for ARCHS and, in part, for others"
+	@echo "make kernels-check  lint and test their build; compile them for all of CHECKED_ARCHS"
 	@echo "make bench   volup beside PyTorch on this CPU"
 	@echo "make gpu-bundle  what a GPU machine without Rust needs to test and time volup"
 	@echo "make wheel   the Python package as a wheel in target/wheels"
@@ -100,8 +100,7 @@ kernels-check: target/kernels/debug/volup-kernels
 	cargo fmt --manifest-path $(KERNELS)/Cargo.toml --check
 	$(TOOLCHAIN) cargo test $(KERNELS_CARGO)
 	$(TOOLCHAIN) cargo clippy $(KERNELS_CARGO) --all-targets -- -D warnings
-	$(KERNELS_TOOL) --arch $(ARCHS) --out target/kernels/check
-	$(KERNELS_TOOL) --arch $(OTHER_ARCHS) --first --out target/kernels/check-others
+	$(KERNELS_TOOL) --arch $(CHECKED_ARCHS) --out target/kernels/check
 
 # --- Benchmarks -----------------------------------------------------------------------------------
 

@@ -39,7 +39,10 @@ SANITIZED = (
     "nnunet-320-256-8-small",
     "nnunet-64-32-64-block-small",
     "last-block",
+    "last-k-s",
 )
+# Of these, those with a normalization.
+NORMALIZED = tuple(name for name in SANITIZED if "block" in name)
 # What a checked call computes in: a precision for float32, or a type.
 SANITIZED_PRECISIONS = (
     ("--precision", "ieee", "--dtype", "f32", "--dtype", "bf16"),
@@ -169,7 +172,7 @@ def sanitizer(stage: Stage, _args: argparse.Namespace) -> None:
         for family, options in itertools.product(FAMILIES, SANITIZED_PRECISIONS):
             volup = str(BUNDLE / "bin" / "volup")
             check = [volup, "check", "--device", "cuda", *options, "--algorithm", family]
-            cases = [part for name in SANITIZED for part in ("--case", name)]
+            cases = [part for name in sanitized(tool, family) for part in ("--case", name)]
             command = [program, "--tool", tool, "--error-exitcode", str(SANITIZER_ERROR)]
             label = f"{tool} {family} {options[1]}"
             errors = last_match(r"^=+ ((?:ERROR|RACECHECK) SUMMARY: .*|.*Device not supported.*)$")
@@ -180,6 +183,17 @@ def sanitizer(stage: Stage, _args: argparse.Namespace) -> None:
                 stage.failures.clear()
                 stage.skip("compute-sanitizer does not support this machine")
                 return
+
+
+def sanitized(tool: str, family: str) -> tuple[str, ...]:
+    """The cases of a run.
+
+    initcheck does not see what the GPU's copy engine stores. `interleave` stores by it, and a
+    normalization that reads the result would count as reading uninitialized memory.
+    """
+    if (tool, family) == ("initcheck", "interleave"):
+        return tuple(name for name in SANITIZED if name not in NORMALIZED)
+    return SANITIZED
 
 
 def find_sanitizer() -> str | None:

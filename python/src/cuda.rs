@@ -8,10 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use std::sync::Arc;
 use volup::{DType, Precision};
-use volup_cuda::{Device, Forward, Manifest, Pointers, Stream};
-
-/// What every address is a multiple of: kernels read several elements at once.
-const ALIGNMENT: u64 = 16;
+use volup_cuda::{Device, Forward, Manifest, Pointers, Request, Stream};
 
 /// A block planned for one shape, type and device; run any number of times.
 #[pyclass(frozen, module = "volup._native")]
@@ -53,11 +50,19 @@ impl CudaForward {
             "tf32" => Precision::Tf32,
             got => return Err(PyValueError::new_err(format!("no such precision: {got:?}"))),
         };
-        let (input, output) = (format(input_channels_last), format(output_channels_last));
+        let request = Request {
+            block: spec,
+            geometry,
+            dtype,
+            precision,
+            input_format: format(input_channels_last),
+            output_format: format(output_channels_last),
+            algorithm: None,
+        };
         let (device, forward) = py
             .detach(|| {
                 let device = device(ordinal)?;
-                let forward = Forward::new(&device, &spec, &geometry, dtype, precision, input, output, None)?;
+                let forward = Forward::new(&device, &request)?;
                 Ok((device, forward))
             })
             .map_err(raised)?;
@@ -100,8 +105,8 @@ impl CudaForward {
             (output, true),
             (workspace, self.forward.workspace_bytes() > 0),
         ];
-        if required.iter().any(|&(address, required)| required && address == 0 || address % ALIGNMENT != 0) {
-            return Err(PyRuntimeError::new_err("a tensor has no memory, or memory that is not aligned"));
+        if required.iter().any(|&(address, required)| required && address == 0) {
+            return Err(PyRuntimeError::new_err("a tensor has no memory"));
         }
         let pointers = Pointers { input, weight, bias, norm_weight, norm_bias, output, workspace };
         // SAFETY: the package passes the addresses of dense tensors on the planned device, whose

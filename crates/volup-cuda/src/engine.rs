@@ -202,18 +202,16 @@ impl CudaEngine {
         if let Some(plan) = plans.get(&key) {
             return Ok(plan.clone());
         }
-        let (block, dtype) = (&layer.block, layer.dtype);
-        let plan = Forward::new(
-            &self.device,
-            block,
-            geometry,
-            dtype,
-            self.precision,
-            format,
-            format,
-            self.algorithm,
-        )?;
-        let plan = Arc::new(plan);
+        let request = Request {
+            block: layer.block,
+            geometry: *geometry,
+            dtype: layer.dtype,
+            precision: self.precision,
+            input_format: format,
+            output_format: format,
+            algorithm: self.algorithm,
+        };
+        let plan = Arc::new(Forward::new(&self.device, &request)?);
         if plans.len() == MOST_PLANS {
             plans.clear();
         }

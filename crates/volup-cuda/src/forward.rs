@@ -5,7 +5,7 @@ use crate::{Arguments, Device, Kernel, Manifest, Stream, launch};
 use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
-use volup::{BlockSpec, DType, Error, Geometry, MemoryFormat, Precision, Result};
+use volup::{Error, Result};
 
 /// A kernel family that computes convolutions. Normally the plan chooses; tests choose for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -50,8 +50,8 @@ impl FromStr for Algorithm {
     }
 }
 
-/// Device addresses of a block's tensors, each dense and of the block's type; 0 where the block has no
-/// such tensor.
+/// Device addresses of a block's tensors, each dense, of the block's type, and at a multiple of 16 bytes,
+/// since kernels read and write vectors; 0 where the block has no such tensor.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pointers {
     /// The input, in its memory format.
@@ -66,11 +66,29 @@ pub struct Pointers {
     pub norm_bias: u64,
     /// The output, in its memory format; every element is written.
     pub output: u64,
-    /// [`Forward::workspace_bytes`] of memory.
+    /// [`Forward::workspace_bytes`] of memory, at a multiple of 256 bytes.
     pub workspace: u64,
 }
 
 impl Pointers {
+    /// Whether all addresses are multiples of what they have to be.
+    fn check(&self) -> Result<()> {
+        let Pointers { input, weight, bias, norm_weight, norm_bias, output, workspace } = *self;
+        let tensors = [
+            ("input", input, 16),
+            ("weight", weight, 16),
+            ("bias", bias, 16),
+            ("norm_weight", norm_weight, 16),
+            ("norm_bias", norm_bias, 16),
+            ("output", output, 16),
+            ("workspace", workspace, 256),
+        ];
+        match tensors.into_iter().find(|&(_, got, expected)| !got.is_multiple_of(expected)) {
+            Some((param, got, expected)) => Err(Error::Misaligned { param, got, expected }),
+            None => Ok(()),
+        }
+    }
+
     fn address(&self, buffer: Buffer, offset: u64) -> u64 {
         let start = match buffer {
             Buffer::Input => self.input,
@@ -98,31 +116,17 @@ pub struct Forward {
 enum Action {
     Clear { at: u64, words: usize },
     Launch { kernel: Kernel, grid: [u32; 3], arguments: Arguments, addresses: Vec<(usize, Buffer, u64)> },
-    Aligned { aligned: Box<Action>, any: Box<Action> },
 }
 
 impl Forward {
-    /// Plans a block and loads its kernels. `algorithm` is used where it applies, and left to the plan
-    /// where it does not.
+    /// Plans a request and loads its kernels.
     ///
     /// # Errors
     /// [`Error::NoKernels`], [`Error::NoKernelsForArch`], [`Error::MissingKernel`], [`Error::Overflow`],
     /// [`Error::OutOfDeviceMemory`], [`Error::Cuda`].
-    #[expect(clippy::too_many_arguments, reason = "each is one choice of the caller's")]
-    pub fn new(
-        device: &Arc<Device>,
-        block: &BlockSpec,
-        geometry: &Geometry,
-        dtype: DType,
-        precision: Precision,
-        input_format: MemoryFormat,
-        output_format: MemoryFormat,
-        algorithm: Option<Algorithm>,
-    ) -> Result<Forward> {
-        let (block, geometry) = (*block, *geometry);
-        let request = Request { block, geometry, dtype, precision, input_format, output_format, algorithm };
+    pub fn new(device: &Arc<Device>, request: &Request) -> Result<Forward> {
         let variants = Manifest::embedded().for_device(device.info())?;
-        Forward::of(device, Plan::new(&request, device.info(), &variants)?)
+        Forward::of(device, Plan::new(request, device.info(), &variants)?)
     }
 
     /// Loads the kernels of a plan, which was made for the device with the kernels of this build.
@@ -147,13 +151,14 @@ impl Forward {
     /// Asks a stream for the block's work; it is not waited for.
     ///
     /// # Errors
-    /// [`Error::Cuda`].
+    /// [`Error::Misaligned`], before anything is launched; [`Error::Cuda`].
     ///
     /// # Safety
     /// The stream is of the device that this was planned for. Each address that the block needs is that
     /// of a tensor of the planned size, type and format on that device, valid until the work is done, in
     /// stream order. Nobody else uses the output and the workspace meanwhile.
     pub unsafe fn run(&self, pointers: &Pointers, stream: &Stream) -> Result<()> {
+        pointers.check()?;
         let _entered = stream.device().enter()?;
         for action in &self.actions {
             // SAFETY: as of this function.
@@ -179,12 +184,6 @@ impl Action {
                 // geometry that the caller's tensors have.
                 unsafe { launch(*kernel, *grid, &arguments, stream) }
             }
-            Action::Aligned { aligned, any } => {
-                let starts = pointers.input | pointers.output;
-                let action = if starts.is_multiple_of(16) { aligned } else { any };
-                // SAFETY: as of this function.
-                unsafe { action.run(pointers, stream) }
-            }
         }
     }
 
@@ -208,10 +207,6 @@ impl Action {
                 }
                 Ok(Action::Launch { kernel, grid: *grid, arguments, addresses })
             }
-            Step::Aligned { aligned, any } => Ok(Action::Aligned {
-                aligned: Box::new(Action::new(device, aligned)?),
-                any: Box::new(Action::new(device, any)?),
-            }),
         }
     }
 }
@@ -219,6 +214,21 @@ impl Action {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_address_that_vectors_cannot_start_at_is_named() {
+        let right = Pointers { input: 0x7010, output: 0x8000, workspace: 0x9100, ..Pointers::default() };
+        right.check().unwrap();
+        let refused = |pointers: Pointers| pointers.check().unwrap_err().to_string();
+        assert!(
+            refused(Pointers { input: 0x7008, ..right }).starts_with("input must start at a multiple of 16")
+        );
+        assert!(refused(Pointers { norm_bias: 2, ..right }).starts_with("norm_bias"));
+        assert!(
+            refused(Pointers { workspace: 0x9110, ..right })
+                .starts_with("workspace must start at a multiple of 256")
+        );
+    }
 
     #[test]
     fn names_read_as_they_print() {

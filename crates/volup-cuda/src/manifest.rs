@@ -50,7 +50,7 @@ pub struct Variant {
     pub params: &'static [(&'static str, i64)],
     /// Registers a thread.
     pub registers: u32,
-    /// Bytes of local memory a thread: 0, unless registers were spilled.
+    /// Bytes of local memory a thread: 0, since the kernels' build refuses others.
     pub local_bytes: u32,
     /// Bytes of shared memory a block.
     pub shared_bytes: u32,
@@ -68,20 +68,6 @@ impl Variant {
     /// A compile-time size.
     pub fn param(&self, name: &str) -> Option<i64> {
         self.params.iter().find(|(other, _)| *other == name).map(|&(_, value)| value)
-    }
-}
-
-/// Compile-time sizes that say how a kernel cuts its work, not what it can do.
-const TILES: [&str; 12] = ["B", "BC", "BK", "BM", "BN", "BP", "BR", "CTAS", "MI", "R", "U", "WGS"];
-
-impl Variant {
-    /// Whether another kernel can do all that this one can, in other tiles.
-    pub(crate) fn does_the_same(&self, other: &Variant) -> bool {
-        let kind = |variant: &Variant| {
-            let sizes = variant.params.iter().filter(|(name, _)| !TILES.contains(name));
-            sizes.copied().collect::<Vec<_>>()
-        };
-        self.entry == other.entry && self.types == other.types && kind(self) == kind(other)
     }
 }
 
@@ -121,8 +107,7 @@ impl Manifest {
         archs
     }
 
-    /// The kernels for a device: those of the closest architecture whose cubins it runs. Of kernels that
-    /// do the same only those that spill the least.
+    /// The kernels for a device: those of the closest architecture whose cubins it runs.
     ///
     /// # Errors
     /// [`Error::NoKernels`] if there are none at all, [`Error::NoKernelsForArch`].
@@ -140,13 +125,7 @@ impl Manifest {
             });
         };
         let runs = |variant: &&Variant| !variant.exact || variant.arch == device.arch;
-        let built = || self.variants.iter().filter(|variant| variant.arch == closest).filter(runs);
-        let spills = |variant: &&Variant| {
-            let better =
-                |other: &Variant| other.local_bytes < variant.local_bytes && other.does_the_same(variant);
-            variant.local_bytes > 0 && built().any(better)
-        };
-        Ok(built().filter(|variant| !spills(variant)).collect())
+        Ok(self.variants.iter().filter(|variant| variant.arch == closest).filter(runs).collect())
     }
 
     /// The kernel of a name for a device.
@@ -220,24 +199,6 @@ mod tests {
             let found = manifest.for_device(&made_up(9, minor)).unwrap();
             assert_eq!(found.iter().map(|v| v.name).collect::<Vec<_>>().join(" "), names);
         }
-    }
-
-    #[test]
-    fn kernels_that_spill_give_way_to_their_like() {
-        let of = |name, tile: &'static [(&'static str, i64)], local_bytes| Variant {
-            params: tile,
-            local_bytes,
-            ..variant(name, 8, 0)
-        };
-        let variants = vec![
-            of("large", &[("BM", 128), ("LAST", 0)], 600),
-            of("small", &[("BM", 64), ("LAST", 0)], 0),
-            of("last, large", &[("BM", 128), ("LAST", 1)], 90),
-            of("last, small", &[("BM", 64), ("LAST", 1)], 16),
-        ];
-        let manifest = Manifest { compiler: "tileiras 13.5.37", variants };
-        let found = manifest.for_device(&made_up(8, 0)).unwrap();
-        assert_eq!(found.iter().map(|v| v.name).collect::<Vec<_>>(), ["small", "last, small"]);
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! From kernel to cubin: Tile IR by cuTile's compiler, machine code by `tileiras`, the manifest.
 
 use crate::inspect::{self, Usage};
-use crate::variants::Variant;
+use crate::variants::{Options, Variant};
 use crate::{direct, interleave, linear_gemm, norm, nvcc, pack};
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use cutile::compile_api::KernelCompiler;
 use cutile::cutile_compiler::ast::Module;
 use cutile::tile_kernel::CompileOptions;
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -45,37 +45,56 @@ struct Entry {
     /// Whether it runs on no other architecture of its generation.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     exact: bool,
-    /// Of the Tile IR or the source, the options, the compiler's version and the architecture.
+    /// Of all that the Tile IR is made from. Empty if written by a build that kept none.
+    #[serde(default)]
+    source: String,
+    /// Of the Tile IR, the options, the compiler's version and the architecture.
     hash: String,
+}
+
+/// All that Tile IR is made from, but the variant.
+const SOURCES: [&str; 7] = [
+    include_str!("direct.rs"),
+    include_str!("epilogue.rs"),
+    include_str!("interleave.rs"),
+    include_str!("linear_gemm.rs"),
+    include_str!("norm.rs"),
+    include_str!("pack.rs"),
+    // The version of cuTile's compiler.
+    include_str!("../Cargo.lock"),
+];
+
+/// What all variants are compiled with.
+struct Build<'a> {
+    archs: &'a [String],
+    out: &'a Path,
+    compiler: String,
+    /// What an earlier build left, by file.
+    known: HashMap<String, Entry>,
 }
 
 /// Compiles every variant for every architecture into `out`, `jobs` at once.
 pub fn build(variants: &[Variant], archs: &[String], out: &Path, jobs: usize) -> Result<()> {
-    let compiler = version()?;
     let known: Manifest = fs::read(out.join("manifest.json"))
         .ok()
         .and_then(|bytes| serde_json::from_slice(&bytes).ok())
         .unwrap_or_default();
-    let known: HashMap<String, Entry> =
-        known.variants.into_iter().map(|entry| (entry.file.clone(), entry)).collect();
+    let known = known.variants.into_iter().map(|entry| (entry.file.clone(), entry)).collect();
     for arch in archs {
         fs::create_dir_all(out.join(arch)).context("cannot make the folder for cubins")?;
     }
-    let tasks: Vec<(&String, &Variant)> =
-        archs.iter().flat_map(|arch| variants.iter().map(move |variant| (arch, variant))).collect();
-    let tasks: Vec<_> = tasks.into_iter().filter(|(arch, variant)| variant.is_for(arch)).collect();
+    let build = Build { archs, out, compiler: version()?, known };
     let next = AtomicUsize::new(0);
-    let done: Mutex<Vec<(usize, Result<Entry>)>> = Mutex::default();
+    let done: Mutex<Vec<(usize, Result<Vec<Entry>>)>> = Mutex::default();
     let work = || {
         loop {
             let at = next.fetch_add(1, Ordering::Relaxed);
-            let Some(&(arch, variant)) = tasks.get(at) else { break };
-            let entry = one(variant, arch, &compiler, out, &known)
-                .with_context(|| format!("{} for {arch}", variant.name()));
-            if let Err(error) = &entry {
+            let Some(variant) = variants.get(at) else { break };
+            let entries = build.variant(variant).with_context(|| variant.name());
+            if let Err(error) = &entries {
                 eprintln!("{error:#}");
             }
-            done.lock().expect("no thread panics while it holds the lock").push((at, entry));
+            done.lock().expect("no thread panics while it holds the lock").push((at, entries));
         }
     };
     std::thread::scope(|scope| -> Result<()> {
@@ -86,85 +105,134 @@ pub fn build(variants: &[Variant], archs: &[String], out: &Path, jobs: usize) ->
     })?;
     let mut done = done.into_inner().expect("no thread panics while it holds the lock");
     done.sort_by_key(|(at, _)| *at);
-    let failed = done.iter().filter(|(_, entry)| entry.is_err()).count();
-    if failed > 0 || done.len() != tasks.len() {
-        bail!("{failed} of {} cubins could not be built", tasks.len());
-    }
-    let variants = done.into_iter().map(|(_, entry)| entry).collect::<Result<Vec<Entry>>>()?;
-    println!("{} cubins in {}", variants.len(), out.display());
-    let manifest = serde_json::to_vec_pretty(&Manifest { compiler, variants })?;
-    write_whole(&out.join("manifest.json"), &manifest)
+    let failed = done.iter().filter(|(_, entries)| entries.is_err()).count();
+    let entries: Vec<Entry> = done.into_iter().filter_map(|(_, entries)| entries.ok()).flatten().collect();
+    println!("{} cubins in {}", entries.len(), out.display());
+    // Also where some failed: the others are not built again.
+    let manifest = serde_json::to_vec_pretty(&Manifest { compiler: build.compiler, variants: entries })?;
+    write_whole(&out.join("manifest.json"), &manifest)?;
+    ensure!(failed == 0, "{failed} of {} variants could not be built", variants.len());
+    Ok(())
 }
 
-/// Compiles one variant for one architecture, unless that was done before.
-fn one(
-    variant: &Variant,
-    arch: &str,
-    compiler: &str,
-    out: &Path,
-    known: &HashMap<String, Entry>,
-) -> Result<Entry> {
+impl Build<'_> {
+    /// Compiles a variant for each architecture that it is for, unless that was done before.
+    fn variant(&self, variant: &Variant) -> Result<Vec<Entry>> {
+        let mut bytecodes: Vec<(Options, Vec<u8>)> = Vec::new();
+        let (mut entries, mut refused) = (Vec::new(), Vec::new());
+        for arch in self.archs.iter().filter(|arch| variant.is_for(arch)) {
+            let options = variant.options(arch);
+            let source = if variant.is_cuda() {
+                hash(&[&nvcc::recipe(variant)?])
+            } else {
+                source(variant, options, &self.compiler)
+            };
+            let file = format!("{arch}/{}.cubin", variant.name());
+            let known = self.known.get(&file).filter(|_| self.out.join(&file).exists());
+            if let Some(entry) = known.filter(|entry| entry.source == source) {
+                entries.push(entry.clone());
+                continue;
+            }
+            if variant.is_cuda() {
+                match self.compile(variant, arch) {
+                    Ok(usage) => entries.push(entry(variant, arch, &usage, source.clone(), source)?),
+                    Err(error) => refused.push(format!("{arch}: {error:#}")),
+                }
+                continue;
+            }
+            let at = match bytecodes.iter().position(|(other, _)| *other == options) {
+                Some(at) => at,
+                None => {
+                    bytecodes.push((options, tile_ir(variant, options)?));
+                    bytecodes.len() - 1
+                }
+            };
+            let bytecode = &bytecodes[at].1;
+            let hash = hash(&[bytecode, self.compiler.as_bytes(), arch.as_bytes()]);
+            if let Some(entry) = known.filter(|entry| entry.hash == hash) {
+                entries.push(Entry { source, ..entry.clone() });
+                continue;
+            }
+            match self.assemble(variant, arch, bytecode) {
+                Ok(usage) => entries.push(entry(variant, arch, &usage, source, hash)?),
+                Err(error) => refused.push(format!("{arch}: {error:#}")),
+            }
+        }
+        ensure!(refused.is_empty(), "{}", refused.join("; "));
+        Ok(entries)
+    }
+
+    /// Where a variant's file of a kind lies.
+    fn path(&self, variant: &Variant, arch: &str, ending: &str) -> PathBuf {
+        self.out.join(arch).join(format!("{}.{ending}", variant.name()))
+    }
+
+    /// Makes a cubin of CUDA C++.
+    fn compile(&self, variant: &Variant, arch: &str) -> Result<Usage> {
+        nvcc::compile(variant, &self.path(variant, arch, "part"))?;
+        self.accept(variant, arch)
+    }
+
+    /// Makes a cubin of Tile IR.
+    fn assemble(&self, variant: &Variant, arch: &str, bytecode: &[u8]) -> Result<Usage> {
+        let (source, fresh) = (self.path(variant, arch, "tileirbc"), self.path(variant, arch, "part"));
+        fs::write(&source, bytecode)?;
+        let output = Command::new("tileiras")
+            .args(["--gpu-name", arch, "-o"])
+            .args([&fresh, &source])
+            .output()
+            .context("cannot run tileiras")?;
+        fs::remove_file(&source)?;
+        ensure!(output.status.success(), "tileiras: {}", String::from_utf8_lossy(&output.stderr).trim());
+        self.accept(variant, arch)
+    }
+
+    /// Gives a cubin its name if the gate lets it pass.
+    fn accept(&self, variant: &Variant, arch: &str) -> Result<Usage> {
+        let fresh = self.path(variant, arch, "part");
+        let usage = inspect::gate(&fresh, arch)?;
+        fs::rename(&fresh, self.path(variant, arch, "cubin"))?;
+        let Usage { registers, shared_bytes, .. } = usage;
+        println!("{arch}/{}: {registers} registers, {shared_bytes} bytes of shared memory", variant.name());
+        Ok(usage)
+    }
+}
+
+/// What the manifest says of a cubin.
+fn entry(variant: &Variant, arch: &str, usage: &Usage, source: String, hash: String) -> Result<Entry> {
     let name = variant.name();
-    let code = if variant.is_cuda() { nvcc::recipe(variant)? } else { tile_ir(variant, arch)? };
-    let hash = hash([code.as_slice(), compiler.as_bytes(), arch.as_bytes()]);
-    let file = format!("{arch}/{name}.cubin");
-    let path = out.join(&file);
-    if let Some(entry) = known.get(&file)
-        && entry.hash == hash
-        && path.exists()
-    {
-        return Ok(entry.clone());
-    }
-    let fresh = out.join(arch).join(format!("{name}.part"));
-    if variant.is_cuda() {
-        nvcc::compile(variant, &fresh)?;
-    } else {
-        tileiras(&code, arch, &fresh)?;
-    }
-    let Usage { registers, local_bytes, shared_bytes } = inspect::gate(&fresh, arch)?;
-    fs::rename(&fresh, &path)?;
-    let spilled = if local_bytes > 0 { format!(", {local_bytes} bytes spilled") } else { String::new() };
-    println!("{file}: {registers} registers, {shared_bytes} bytes of shared memory{spilled}");
     let params = variant.params.iter().map(|(name, value)| {
         let value = value.as_integer().ok_or_else(|| anyhow!("{name} is not a number"))?;
         Ok((name.clone(), value.into()))
     });
     Ok(Entry {
-        name,
         family: variant.family.clone(),
         entry: variant.entry(),
         arch: arch.to_string(),
-        file,
+        file: format!("{arch}/{name}.cubin"),
+        name,
         types: variant.types.clone(),
         params: params.collect::<Result<_>>()?,
-        registers,
-        local_bytes,
-        shared_bytes,
+        registers: usage.registers,
+        local_bytes: usage.local_bytes,
+        shared_bytes: usage.shared_bytes,
         threads: variant.threads,
         exact: variant.is_cuda(),
+        source,
         hash,
     })
 }
 
-/// Assembles Tile IR's bytecode into a cubin.
-fn tileiras(bytecode: &[u8], arch: &str, cubin: &Path) -> Result<()> {
-    let source = cubin.with_extension("tileirbc");
-    fs::write(&source, bytecode)?;
-    let output = Command::new("tileiras")
-        .args(["--gpu-name", arch, "-o"])
-        .arg(cubin)
-        .arg(&source)
-        .output()
-        .context("cannot run tileiras")?;
-    fs::remove_file(&source)?;
-    if !output.status.success() {
-        bail!("tileiras: {}", String::from_utf8_lossy(&output.stderr).trim());
-    }
-    Ok(())
+/// What a variant's Tile IR and cubins are made from; where that is the same, so are they.
+fn source(variant: &Variant, options: Options, compiler: &str) -> String {
+    let Variant { family, kernel, .. } = variant;
+    let settings = format!("{compiler} {family} {kernel} {:?} {options:?}", variant.generics());
+    let parts: Vec<&[u8]> = SOURCES.iter().chain([&settings.as_str()]).map(|part| part.as_bytes()).collect();
+    hash(&parts)
 }
 
 /// What parts, and where each ends, are known by.
-fn hash(parts: [&[u8]; 3]) -> String {
+fn hash(parts: &[&[u8]]) -> String {
     let mut hash = Sha256::new();
     for part in parts {
         hash.update(part.len().to_le_bytes());
@@ -173,8 +241,9 @@ fn hash(parts: [&[u8]; 3]) -> String {
     hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The variant in Tile IR's bytecode.
-fn tile_ir(variant: &Variant, arch: &str) -> Result<Vec<u8>> {
+/// The variant in Tile IR's bytecode. It depends on the architecture in nothing but the name that the
+/// options are listed under; `default` serves all.
+fn tile_ir(variant: &Variant, options: Options) -> Result<Vec<u8>> {
     let module: fn() -> Module = match variant.family.as_str() {
         "direct" => direct::direct::__module_ast_self,
         "interleave" => interleave::interleave::__module_ast_self,
@@ -183,18 +252,18 @@ fn tile_ir(variant: &Variant, arch: &str) -> Result<Vec<u8>> {
         "pack" => pack::pack::__module_ast_self,
         family => bail!("there is no family {family}"),
     };
-    let mut options = CompileOptions::default();
-    if let Some(occupancy) = variant.occupancy {
-        options = options.occupancy(occupancy);
+    let mut told = CompileOptions::default();
+    if let Some(occupancy) = options.occupancy {
+        told = told.occupancy(occupancy);
     }
-    if let Some(warps) = variant.worker_warps {
-        options = options.num_worker_warps_per_cta(warps);
+    if let Some(warps) = options.worker_warps {
+        told = told.num_worker_warps_per_cta(warps);
     }
     let compile = || {
         KernelCompiler::new(module, &variant.family, &variant.kernel)
             .generics(variant.generics())
-            .target(arch)
-            .options(options)
+            .target("default")
+            .options(told)
             .compile()
             .and_then(|artifacts| artifacts.bytecode())
             .map_err(|error| anyhow!("{error}"))
@@ -227,6 +296,8 @@ mod tests {
     use super::*;
     use crate::variants::parse;
 
+    const NONE: Options = Options { occupancy: None, worker_warps: None };
+
     /// A kernel whose Tile IR takes no time.
     fn variant(family: &str, kernel: &str, size: &str) -> Variant {
         let text = format!(
@@ -237,22 +308,21 @@ mod tests {
 
     #[test]
     fn tile_ir_needs_no_tools_and_is_the_same_again() {
-        let compile = |size| tile_ir(&variant("pack", "pack_largest", size), "sm_90");
+        let compile = |size| tile_ir(&variant("pack", "pack_largest", size), NONE);
         assert_eq!(compile("1024").unwrap(), compile("1024").unwrap());
         assert_ne!(compile("1024").unwrap(), compile("2048").unwrap());
     }
 
     #[test]
     fn what_there_is_no_kernel_for_is_an_error() {
-        let error =
-            |family, kernel| tile_ir(&variant(family, kernel, "1024"), "sm_90").unwrap_err().to_string();
+        let error = |family, kernel| tile_ir(&variant(family, kernel, "1024"), NONE).unwrap_err().to_string();
         assert_eq!(error("packing", "pack_largest"), "there is no family packing");
         assert!(error("pack", "pack_smallest").contains("pack_smallest"));
     }
 
     #[test]
     fn cubins_are_known_by_all_that_they_are_made_from() {
-        let of = |a: &str, b: &str, c: &str| hash([a.as_bytes(), b.as_bytes(), c.as_bytes()]);
+        let of = |a: &str, b: &str, c: &str| hash(&[a.as_bytes(), b.as_bytes(), c.as_bytes()]);
         assert_eq!(of("ir", "13.5", "sm_90"), of("ir", "13.5", "sm_90"));
         for other in [
             of("i", "13.5", "sm_90"),
@@ -261,6 +331,17 @@ mod tests {
             of("ir1", "3.5", "sm_90"),
         ] {
             assert_ne!(of("ir", "13.5", "sm_90"), other);
+        }
+    }
+
+    #[test]
+    fn tile_ir_is_made_again_for_what_changes_it() {
+        let of = |size, options, compiler| source(&variant("pack", "pack_largest", size), options, compiler);
+        let base = of("1024", NONE, "13.5");
+        assert_eq!(of("1024", NONE, "13.5"), base);
+        let wide = Options { worker_warps: Some(8), ..NONE };
+        for other in [of("2048", NONE, "13.5"), of("1024", NONE, "13.6"), of("1024", wide, "13.5")] {
+            assert_ne!(other, base);
         }
     }
 

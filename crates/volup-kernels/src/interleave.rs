@@ -18,6 +18,9 @@
 //!   LAST = 1.
 //! - Channels past the last are zeros on both sides.
 //!
+//! Functions stand here where tiles have methods too (`reshape`, `broadcast`): of a method's call cuTile's
+//! compiler tries each meaning on a copy of all types that it knows by then.
+//!
 //! # Three kinds of kernel
 //!
 //! - `interleave_half`, `_tf32`, `_split` move tiles of TH rows of TW positions (BM = TH * TW) as views,
@@ -151,24 +154,31 @@ pub mod interleave {
         make_tensor_view(base, shape, strides, new_token_unordered())
     }
 
-    /// The bias of each column of block `jn`; zeros if there is none.
+    /// The columns of block `jn`, counted in all of a pair's.
+    fn columns<const BN: i32>(jn: i32) -> Tile<i32, { [BN] }> {
+        let column: Tile<i32, { [BN] }> = iota(shape![BN]);
+        column + broadcast_scalar(jn * BN, shape![BN])
+    }
+
+    /// The output channels of columns.
+    fn channels<const BN: i32, const LAST: i32>(column: Tile<i32, { [BN] }>, cout: i32, w_stride: i32) -> Tile<i32, { [BN] }> {
+        if LAST == 0i32 {
+            column / broadcast_scalar(w_stride, shape![BN])
+        } else {
+            column % broadcast_scalar(cout, shape![BN])
+        }
+    }
+
+    /// The bias of each column of block `jn`, of 16 bits; zeros if there is none.
     unsafe fn column_bias<T: ElementType, const BN: i32, const LAST: i32>(bias: *mut T, jn: i32, cout: i32, w_stride: i32, has_bias: i32) -> Tile<f32, { [BN] }> {
         let mut b: Tile<f32, { [BN] }> = constant(0.0f32, shape![BN]);
         if has_bias != 0i32 {
-            let column: Tile<i32, { [BN] }> = iota(shape![BN]);
-            let column: Tile<i32, { [BN] }> = column + broadcast_scalar(jn * BN, shape![BN]);
+            let column: Tile<i32, { [BN] }> = columns::<BN>(jn);
             let here: Tile<bool, { [BN] }> = lt_tile(column, broadcast_scalar(cout * w_stride, shape![BN]));
-            let co: Tile<i32, { [BN] }> = if LAST == 0i32 {
-                column / broadcast_scalar(w_stride, shape![BN])
-            } else {
-                column % broadcast_scalar(cout, shape![BN])
-            };
             let p: PointerTile<*mut T, { [] }> = pointer_to_tile(bias);
-            let p: PointerTile<*mut T, { [1] }> = p.reshape(shape![1]);
-            let p: PointerTile<*mut T, { [BN] }> = p.broadcast(shape![BN]);
-            let p: PointerTile<*mut T, { [BN] }> = p.offset_tile(co);
-            // Not weak: the compiler would copy it through shared memory ahead of time, each element by
-            // several threads at once.
+            let p: PointerTile<*mut T, { [1] }> = reshape_ptr(p, shape![1]);
+            let p: PointerTile<*mut T, { [BN] }> = broadcast_ptr(p, shape![BN]);
+            let p: PointerTile<*mut T, { [BN] }> = addptr_tile(p, channels::<BN, LAST>(column, cout, w_stride));
             let (v, _t): (Tile<T, { [BN] }>, Token) = unsafe {
                 load_ptr_tko(p, ordering::Weak, None::<scope::TileBlock>, Some(here), None, None, Latency::<1>)
             };
@@ -178,18 +188,46 @@ pub mod interleave {
         b
     }
 
+    /// The same of 32 bits.
+    unsafe fn column_bias_32<const BN: i32, const LAST: i32>(bias: *mut f32, jn: i32, cout: i32, w_stride: i32, has_bias: i32) -> Tile<f32, { [BN] }> {
+        let mut b: Tile<f32, { [BN] }> = constant(0.0f32, shape![BN]);
+        if has_bias != 0i32 {
+            let column: Tile<i32, { [BN] }> = columns::<BN>(jn);
+            let here: Tile<bool, { [BN] }> = lt_tile(column, broadcast_scalar(cout * w_stride, shape![BN]));
+            let v: Tile<f32, { [BN] }> = by_halves::<BN>(bias, channels::<BN, LAST>(column, cout, w_stride), here);
+            b = select(here, v, b);
+        }
+        b
+    }
+
     /// What undoes the scale of each column of block `jn`.
     unsafe fn column_scale<const BN: i32>(scale_w: *mut f32, jn: i32) -> Tile<f32, { [BN] }> {
-        let column: Tile<i32, { [BN] }> = iota(shape![BN]);
-        let column: Tile<i32, { [BN] }> = column + broadcast_scalar(jn * BN, shape![BN]);
-        let p: PointerTile<*mut f32, { [] }> = pointer_to_tile(scale_w);
-        let p: PointerTile<*mut f32, { [1] }> = p.reshape(shape![1]);
-        let p: PointerTile<*mut f32, { [BN] }> = p.broadcast(shape![BN]);
-        let p: PointerTile<*mut f32, { [BN] }> = p.offset_tile(column);
-        let (v, _t): (Tile<f32, { [BN] }>, Token) = unsafe {
-            load_ptr_tko(p, ordering::Weak, None::<scope::TileBlock>, None, None, None, Latency::<1>)
+        let here: Tile<bool, { [BN] }> = constant(true, shape![BN]);
+        by_halves::<BN>(scale_w, columns::<BN>(jn), here)
+    }
+
+    /// Elements of a float32 tensor, read as 16 bits twice. A read of 32 bits in the loop over items
+    /// becomes a copy to shared memory ahead of its use, by as many threads as the block has: where the
+    /// tile has fewer elements, several write each.
+    unsafe fn by_halves<const N: i32>(from: *mut f32, at: Tile<i32, { [N] }>, here: Tile<bool, { [N] }>) -> Tile<f32, { [N] }> {
+        let p: PointerTile<*mut f32, { [] }> = pointer_to_tile(from);
+        let p: PointerTile<*mut u16, { [] }> = ptr_to_ptr(p);
+        let p: PointerTile<*mut u16, { [1] }> = reshape_ptr(p, shape![1]);
+        let p: PointerTile<*mut u16, { [N] }> = broadcast_ptr(p, shape![N]);
+        let p: PointerTile<*mut u16, { [N] }> = addptr_tile(p, at + at);
+        let one: Tile<i32, { [N] }> = constant(1i32, shape![N]);
+        let q: PointerTile<*mut u16, { [N] }> = addptr_tile(p, one);
+        let (low, _t): (Tile<u16, { [N] }>, Token) = unsafe {
+            load_ptr_tko(p, ordering::Weak, None::<scope::TileBlock>, Some(here), None, None, Latency::<1>)
         };
-        v
+        let (high, _t): (Tile<u16, { [N] }>, Token) = unsafe {
+            load_ptr_tko(q, ordering::Weak, None::<scope::TileBlock>, Some(here), None, None, Latency::<1>)
+        };
+        let low: Tile<u32, { [N] }> = exti(low);
+        let high: Tile<u32, { [N] }> = exti(high);
+        let lift: Tile<u32, { [N] }> = constant(65536u32, shape![N]);
+        let bits: Tile<u32, { [N] }> = high * lift + low;
+        bitcast(bits)
     }
 
     /// The upper part of a scaled tile.
@@ -214,7 +252,7 @@ pub mod interleave {
         let count: Tile<i32, { [] }> = reduce_sum(select(coarse, one, none), 0i32);
         let counted: i32 = tile_to_scalar(count);
         if counted > 0i32 {
-            count_control(control, 2i32, count.reshape(shape![1]));
+            count_control(control, 2i32, reshape(count, shape![1]));
         }
     }
 
@@ -235,13 +273,13 @@ pub mod interleave {
         let channel_here: Tile<bool, { [BK] }> = lt_tile(channel, broadcast_scalar(cin, shape![BK]));
         let p: PointerTile<*mut T, { [1, 1] }> = sample_start(x, sample, cin * positions);
         let tile: Tile<T, { [BM, BK] }> = if LAST == 0i32 {
-            let here: Tile<bool, { [BM, BK] }> = position_here.reshape(shape![BM, 1]).broadcast(shape![BM, BK])
-                & channel_here.reshape(shape![1, BK]).broadcast(shape![BM, BK]);
+            let here: Tile<bool, { [BM, BK] }> = broadcast(reshape(position_here, shape![BM, 1]), shape![BM, BK])
+                & broadcast(reshape(channel_here, shape![1, BK]), shape![BM, BK]);
             let channel: Tile<i32, { [BK] }> = channel * broadcast_scalar(positions, shape![BK]);
-            let at: Tile<i32, { [BM, BK] }> = position.reshape(shape![BM, 1]).broadcast(shape![BM, BK])
-                + channel.reshape(shape![1, BK]).broadcast(shape![BM, BK]);
-            let p: PointerTile<*mut T, { [BM, BK] }> = p.broadcast(shape![BM, BK]);
-            let p: PointerTile<*mut T, { [BM, BK] }> = p.offset_tile(at);
+            let at: Tile<i32, { [BM, BK] }> = broadcast(reshape(position, shape![BM, 1]), shape![BM, BK])
+                + broadcast(reshape(channel, shape![1, BK]), shape![BM, BK]);
+            let p: PointerTile<*mut T, { [BM, BK] }> = broadcast_ptr(p, shape![BM, BK]);
+            let p: PointerTile<*mut T, { [BM, BK] }> = addptr_tile(p, at);
             let (v, _t): (Tile<T, { [BM, BK] }>, Token) = unsafe {
                 load_ptr_tko(p, ordering::Weak, None::<scope::TileBlock>, Some(here), None, None, Latency::<0>)
             };
@@ -249,13 +287,13 @@ pub mod interleave {
             let v: Tile<T, { [BM, BK] }> = select(here, v, none);
             v
         } else {
-            let here: Tile<bool, { [BK, BM] }> = position_here.reshape(shape![1, BM]).broadcast(shape![BK, BM])
-                & channel_here.reshape(shape![BK, 1]).broadcast(shape![BK, BM]);
+            let here: Tile<bool, { [BK, BM] }> = broadcast(reshape(position_here, shape![1, BM]), shape![BK, BM])
+                & broadcast(reshape(channel_here, shape![BK, 1]), shape![BK, BM]);
             let position: Tile<i32, { [BM] }> = position * broadcast_scalar(cin, shape![BM]);
-            let at: Tile<i32, { [BK, BM] }> = position.reshape(shape![1, BM]).broadcast(shape![BK, BM])
-                + channel.reshape(shape![BK, 1]).broadcast(shape![BK, BM]);
-            let p: PointerTile<*mut T, { [BK, BM] }> = p.broadcast(shape![BK, BM]);
-            let p: PointerTile<*mut T, { [BK, BM] }> = p.offset_tile(at);
+            let at: Tile<i32, { [BK, BM] }> = broadcast(reshape(position, shape![1, BM]), shape![BK, BM])
+                + broadcast(reshape(channel, shape![BK, 1]), shape![BK, BM]);
+            let p: PointerTile<*mut T, { [BK, BM] }> = broadcast_ptr(p, shape![BK, BM]);
+            let p: PointerTile<*mut T, { [BK, BM] }> = addptr_tile(p, at);
             let (v, _t): (Tile<T, { [BK, BM] }>, Token) = unsafe {
                 load_ptr_tko(p, ordering::Weak, None::<scope::TileBlock>, Some(here), None, None, Latency::<0>)
             };
@@ -270,7 +308,7 @@ pub mod interleave {
     /// Where a sample of so many elements starts.
     unsafe fn sample_start<T: ElementType>(tensor: *mut T, sample: i32, elements: i32) -> PointerTile<*mut T, { [1, 1] }> {
         let p: PointerTile<*mut T, { [] }> = pointer_to_tile(tensor);
-        let p: PointerTile<*mut T, { [1, 1] }> = p.reshape(shape![1, 1]);
+        let p: PointerTile<*mut T, { [1, 1] }> = reshape_ptr(p, shape![1, 1]);
         let sample: Tile<i32, { [1, 1] }> = broadcast_scalar(sample, shape![1, 1]);
         let sample: Tile<i64, { [1, 1] }> = exti(sample);
         let elements: Tile<i32, { [1, 1] }> = broadcast_scalar(elements, shape![1, 1]);
@@ -314,25 +352,25 @@ pub mod interleave {
             + w * broadcast_scalar(w_stride, shape![BM])
             + start;
         if PAIR == 1i32 {
-            let v: Tile<T, { [BM, CO, 2] }> = v.reshape(shape![BM, CO, 2]);
+            let v: Tile<T, { [BM, CO, 2] }> = reshape(v, shape![BM, CO, 2]);
             let v: Tile<T, { [BM, 2, CO] }> = permute(v, const_array![0, 2, 1]);
-            let v: Tile<T, { [BM2, CO] }> = v.reshape(shape![BM2, CO]);
-            let place: Tile<i32, { [BM, 2] }> = place.reshape(shape![BM, 1]).broadcast(shape![BM, 2]);
+            let v: Tile<T, { [BM2, CO] }> = reshape(v, shape![BM2, CO]);
+            let place: Tile<i32, { [BM, 2] }> = broadcast(reshape(place, shape![BM, 1]), shape![BM, 2]);
             let tw: Tile<i32, { [2] }> = iota(shape![2]);
-            let place: Tile<i32, { [BM, 2] }> = place + tw.reshape(shape![1, 2]).broadcast(shape![BM, 2]);
-            let place: Tile<i32, { [BM2] }> = place.reshape(shape![BM2]);
-            let place_here: Tile<bool, { [BM, 2] }> = position_here.reshape(shape![BM, 1]).broadcast(shape![BM, 2]);
-            let place_here: Tile<bool, { [BM2] }> = place_here.reshape(shape![BM2]);
+            let place: Tile<i32, { [BM, 2] }> = place + broadcast(reshape(tw, shape![1, 2]), shape![BM, 2]);
+            let place: Tile<i32, { [BM2] }> = reshape(place, shape![BM2]);
+            let place_here: Tile<bool, { [BM, 2] }> = broadcast(reshape(position_here, shape![BM, 1]), shape![BM, 2]);
+            let place_here: Tile<bool, { [BM2] }> = reshape(place_here, shape![BM2]);
             let co: Tile<i32, { [CO] }> = iota(shape![CO]);
             let co: Tile<i32, { [CO] }> = co + broadcast_scalar(jn * CO, shape![CO]);
             let co_here: Tile<bool, { [CO] }> = lt_tile(co, broadcast_scalar(cout, shape![CO]));
             let co: Tile<i32, { [CO] }> = co * broadcast_scalar(out_positions, shape![CO]);
-            let here: Tile<bool, { [BM2, CO] }> = place_here.reshape(shape![BM2, 1]).broadcast(shape![BM2, CO])
-                & co_here.reshape(shape![1, CO]).broadcast(shape![BM2, CO]);
-            let at: Tile<i32, { [BM2, CO] }> = place.reshape(shape![BM2, 1]).broadcast(shape![BM2, CO])
-                + co.reshape(shape![1, CO]).broadcast(shape![BM2, CO]);
-            let p: PointerTile<*mut T, { [BM2, CO] }> = p.broadcast(shape![BM2, CO]);
-            let p: PointerTile<*mut T, { [BM2, CO] }> = p.offset_tile(at);
+            let here: Tile<bool, { [BM2, CO] }> = broadcast(reshape(place_here, shape![BM2, 1]), shape![BM2, CO])
+                & broadcast(reshape(co_here, shape![1, CO]), shape![BM2, CO]);
+            let at: Tile<i32, { [BM2, CO] }> = broadcast(reshape(place, shape![BM2, 1]), shape![BM2, CO])
+                + broadcast(reshape(co, shape![1, CO]), shape![BM2, CO]);
+            let p: PointerTile<*mut T, { [BM2, CO] }> = broadcast_ptr(p, shape![BM2, CO]);
+            let p: PointerTile<*mut T, { [BM2, CO] }> = addptr_tile(p, at);
             let _t: Token = unsafe {
                 store_ptr_tko(p, v, ordering::Weak, None::<scope::TileBlock>, Some(here), None, Latency::<0>)
             };
@@ -343,12 +381,12 @@ pub mod interleave {
             let co: Tile<i32, { [BN] }> = column / broadcast_scalar(w_stride, shape![BN]);
             let tw: Tile<i32, { [BN] }> = column - co * broadcast_scalar(w_stride, shape![BN]);
             let column: Tile<i32, { [BN] }> = co * broadcast_scalar(out_positions, shape![BN]) + tw;
-            let here: Tile<bool, { [BM, BN] }> = position_here.reshape(shape![BM, 1]).broadcast(shape![BM, BN])
-                & column_here.reshape(shape![1, BN]).broadcast(shape![BM, BN]);
-            let at: Tile<i32, { [BM, BN] }> = place.reshape(shape![BM, 1]).broadcast(shape![BM, BN])
-                + column.reshape(shape![1, BN]).broadcast(shape![BM, BN]);
-            let p: PointerTile<*mut T, { [BM, BN] }> = p.broadcast(shape![BM, BN]);
-            let p: PointerTile<*mut T, { [BM, BN] }> = p.offset_tile(at);
+            let here: Tile<bool, { [BM, BN] }> = broadcast(reshape(position_here, shape![BM, 1]), shape![BM, BN])
+                & broadcast(reshape(column_here, shape![1, BN]), shape![BM, BN]);
+            let at: Tile<i32, { [BM, BN] }> = broadcast(reshape(place, shape![BM, 1]), shape![BM, BN])
+                + broadcast(reshape(column, shape![1, BN]), shape![BM, BN]);
+            let p: PointerTile<*mut T, { [BM, BN] }> = broadcast_ptr(p, shape![BM, BN]);
+            let p: PointerTile<*mut T, { [BM, BN] }> = addptr_tile(p, at);
             let _t: Token = unsafe {
                 store_ptr_tko(p, v, ordering::Weak, None::<scope::TileBlock>, Some(here), None, Latency::<0>)
             };
@@ -357,12 +395,12 @@ pub mod interleave {
             let column: Tile<i32, { [BN] }> = column + broadcast_scalar(jn * BN, shape![BN]);
             let column_here: Tile<bool, { [BN] }> = lt_tile(column, broadcast_scalar(cout * w_stride, shape![BN]));
             let place: Tile<i32, { [BM] }> = place * broadcast_scalar(cout, shape![BM]);
-            let here: Tile<bool, { [BN, BM] }> = position_here.reshape(shape![1, BM]).broadcast(shape![BN, BM])
-                & column_here.reshape(shape![BN, 1]).broadcast(shape![BN, BM]);
-            let at: Tile<i32, { [BN, BM] }> = place.reshape(shape![1, BM]).broadcast(shape![BN, BM])
-                + column.reshape(shape![BN, 1]).broadcast(shape![BN, BM]);
-            let p: PointerTile<*mut T, { [BN, BM] }> = p.broadcast(shape![BN, BM]);
-            let p: PointerTile<*mut T, { [BN, BM] }> = p.offset_tile(at);
+            let here: Tile<bool, { [BN, BM] }> = broadcast(reshape(position_here, shape![1, BM]), shape![BN, BM])
+                & broadcast(reshape(column_here, shape![BN, 1]), shape![BN, BM]);
+            let at: Tile<i32, { [BN, BM] }> = broadcast(reshape(place, shape![1, BM]), shape![BN, BM])
+                + broadcast(reshape(column, shape![BN, 1]), shape![BN, BM]);
+            let p: PointerTile<*mut T, { [BN, BM] }> = broadcast_ptr(p, shape![BN, BM]);
+            let p: PointerTile<*mut T, { [BN, BM] }> = addptr_tile(p, at);
             let v: Tile<T, { [BN, BM] }> = v.transpose();
             let _t: Token = unsafe {
                 store_ptr_tko(p, v, ordering::Weak, None::<scope::TileBlock>, Some(here), None, Latency::<0>)
@@ -416,7 +454,7 @@ pub mod interleave {
             let yv: StridedView<T, { [1, CO, TH, 1, TW2] }, { [1, CO, TH, 1, TW2] }, { [0, 1, 2, 3, 4] }> =
                 unsafe { make_strided_view(&y5, shape![1, CO, TH, 1, TW2], padding::None) };
             let xt: Tile<T, { [1, BK, TH, TW] }> = load_view_tko(&xp, [sample, 0i32, id * tiles_h + ih, jw], ordering::Weak, scope::TileBlock, None, tma::Enabled);
-            let xt: Tile<T, { [BK, BM] }> = xt.reshape(shape![BK, BM]);
+            let xt: Tile<T, { [BK, BM] }> = reshape(xt, shape![BK, BM]);
             for item in first..last {
                 let tap: i32 = item / blocks;
                 let jn: i32 = item - tap * blocks;
@@ -427,12 +465,12 @@ pub mod interleave {
                 let sum: Tile<f32, { [BN, BM] }> = mmaf(wt, xt, zero);
                 let v: Tile<f32, { [BN, BM] }> = sum;
                 let b: Tile<f32, { [BN] }> = column_bias::<T, BN, 0>(bias, jn, cout, w_stride, has_bias);
-                let v: Tile<f32, { [BN, BM] }> = v + b.reshape(shape![BN, 1]).broadcast(shape![BN, BM]);
+                let v: Tile<f32, { [BN, BM] }> = v + broadcast(reshape(b, shape![BN, 1]), shape![BN, BM]);
                 let v: Tile<f32, { [BN, BM] }> = activate::<f32, 0, BN, BM>(v, activation, slope);
                 let o: Tile<T, { [BN, BM] }> = convert_tile(v);
-                let o: Tile<T, { [CO, 2, BM] }> = o.reshape(shape![CO, 2, BM]);
+                let o: Tile<T, { [CO, 2, BM] }> = reshape(o, shape![CO, 2, BM]);
                 let o: Tile<T, { [CO, BM, 2] }> = permute(o, const_array![0, 2, 1]);
-                let o: Tile<T, { [1, CO, TH, 1, TW2] }> = o.reshape(shape![1, CO, TH, 1, TW2]);
+                let o: Tile<T, { [1, CO, TH, 1, TW2] }> = reshape(o, shape![1, CO, TH, 1, TW2]);
                 let _t: Token = unsafe {
                     store_view_raw(&yv, o, [sample, jn, (id * d_stride + td) * tiles_h + ih, th, jw], None, ordering::Weak, scope::TileBlock, tma::Enabled, None, [false, false, false, false, false])
                 };
@@ -444,7 +482,7 @@ pub mod interleave {
             let yv: StridedView<T, { [TH, 1, TW, BN] }, { [TH, 1, TW, BN] }, { [0, 1, 2, 3] }> =
                 unsafe { make_strided_view(&y4, shape![TH, 1, TW, BN], padding::None) };
             let xt: Tile<T, { [TH, TW, BK] }> = load_view_tko(&xp, [(sample * depth + id) * tiles_h + ih, jw, 0i32], ordering::Weak, scope::TileBlock, None, tma::Enabled);
-            let xt: Tile<T, { [BM, BK] }> = xt.reshape(shape![BM, BK]);
+            let xt: Tile<T, { [BM, BK] }> = reshape(xt, shape![BM, BK]);
             for item in first..last {
                 let tap: i32 = item / blocks;
                 let jn: i32 = item - tap * blocks;
@@ -455,10 +493,10 @@ pub mod interleave {
                 let sum: Tile<f32, { [BM, BN] }> = mmaf(xt, wt.transpose(), zero);
                 let v: Tile<f32, { [BM, BN] }> = sum;
                 let b: Tile<f32, { [BN] }> = column_bias::<T, BN, 1>(bias, jn, cout, w_stride, has_bias);
-                let v: Tile<f32, { [BM, BN] }> = v + b.reshape(shape![1, BN]).broadcast(shape![BM, BN]);
+                let v: Tile<f32, { [BM, BN] }> = v + broadcast(reshape(b, shape![1, BN]), shape![BM, BN]);
                 let v: Tile<f32, { [BM, BN] }> = activate::<f32, 0, BM, BN>(v, activation, slope);
                 let o: Tile<T, { [BM, BN] }> = convert_tile(v);
-                let o: Tile<T, { [TH, 1, TW, BN] }> = o.reshape(shape![TH, 1, TW, BN]);
+                let o: Tile<T, { [TH, 1, TW, BN] }> = reshape(o, shape![TH, 1, TW, BN]);
                 let _t: Token = unsafe {
                     store_view_raw(&yv, o, [((sample * depth + id) * d_stride + td) * tiles_h + ih, th, jw, jn], None, ordering::Weak, scope::TileBlock, tma::Enabled, None, [false, false, false, false])
                 };
@@ -519,18 +557,18 @@ pub mod interleave {
                 let mut sum: Tile<f32, { [BN, BM] }> = constant(0.0f32, shape![BN, BM]);
                 for kc in 0i32..chunks {
                     let xt: Tile<T, { [1, BK, TH, TW] }> = load_view_tko(&xp, [sample, kc, id * tiles_h + ih, jw], ordering::Weak, scope::TileBlock, None, tma::Enabled);
-                    let xt: Tile<T, { [BK, BM] }> = xt.reshape(shape![BK, BM]);
+                    let xt: Tile<T, { [BK, BM] }> = reshape(xt, shape![BK, BM]);
                     let wt: Tile<T, { [BN, BK] }> = load_view_tko(&wp, [item, kc], ordering::Weak, scope::TileBlock, None, tma::Enabled);
                     sum = mmaf(wt, xt, sum);
                 }
                 let v: Tile<f32, { [BN, BM] }> = sum;
                 let b: Tile<f32, { [BN] }> = column_bias::<T, BN, 0>(bias, jn, cout, w_stride, has_bias);
-                let v: Tile<f32, { [BN, BM] }> = v + b.reshape(shape![BN, 1]).broadcast(shape![BN, BM]);
+                let v: Tile<f32, { [BN, BM] }> = v + broadcast(reshape(b, shape![BN, 1]), shape![BN, BM]);
                 let v: Tile<f32, { [BN, BM] }> = activate::<f32, 0, BN, BM>(v, activation, slope);
                 let o: Tile<T, { [BN, BM] }> = convert_tile(v);
-                let o: Tile<T, { [CO, 2, BM] }> = o.reshape(shape![CO, 2, BM]);
+                let o: Tile<T, { [CO, 2, BM] }> = reshape(o, shape![CO, 2, BM]);
                 let o: Tile<T, { [CO, BM, 2] }> = permute(o, const_array![0, 2, 1]);
-                let o: Tile<T, { [1, CO, TH, 1, TW2] }> = o.reshape(shape![1, CO, TH, 1, TW2]);
+                let o: Tile<T, { [1, CO, TH, 1, TW2] }> = reshape(o, shape![1, CO, TH, 1, TW2]);
                 let _t: Token = unsafe {
                     store_view_raw(&yv, o, [sample, jn, (id * d_stride + td) * tiles_h + ih, th, jw], None, ordering::Weak, scope::TileBlock, tma::Enabled, None, [false, false, false, false, false])
                 };
@@ -549,16 +587,16 @@ pub mod interleave {
                 let mut sum: Tile<f32, { [BM, BN] }> = constant(0.0f32, shape![BM, BN]);
                 for kc in 0i32..chunks {
                     let xt: Tile<T, { [TH, TW, BK] }> = load_view_tko(&xp, [(sample * depth + id) * tiles_h + ih, jw, kc], ordering::Weak, scope::TileBlock, None, tma::Enabled);
-                    let xt: Tile<T, { [BM, BK] }> = xt.reshape(shape![BM, BK]);
+                    let xt: Tile<T, { [BM, BK] }> = reshape(xt, shape![BM, BK]);
                     let wt: Tile<T, { [BN, BK] }> = load_view_tko(&wp, [item, kc], ordering::Weak, scope::TileBlock, None, tma::Enabled);
                     sum = mmaf(xt, wt.transpose(), sum);
                 }
                 let v: Tile<f32, { [BM, BN] }> = sum;
                 let b: Tile<f32, { [BN] }> = column_bias::<T, BN, 1>(bias, jn, cout, w_stride, has_bias);
-                let v: Tile<f32, { [BM, BN] }> = v + b.reshape(shape![1, BN]).broadcast(shape![BM, BN]);
+                let v: Tile<f32, { [BM, BN] }> = v + broadcast(reshape(b, shape![1, BN]), shape![BM, BN]);
                 let v: Tile<f32, { [BM, BN] }> = activate::<f32, 0, BM, BN>(v, activation, slope);
                 let o: Tile<T, { [BM, BN] }> = convert_tile(v);
-                let o: Tile<T, { [TH, 1, TW, BN] }> = o.reshape(shape![TH, 1, TW, BN]);
+                let o: Tile<T, { [TH, 1, TW, BN] }> = reshape(o, shape![TH, 1, TW, BN]);
                 let _t: Token = unsafe {
                     store_view_raw(&yv, o, [((sample * depth + id) * d_stride + td) * tiles_h + ih, th, jw, jn], None, ordering::Weak, scope::TileBlock, tma::Enabled, None, [false, false, false, false])
                 };
@@ -615,7 +653,7 @@ pub mod interleave {
             }
             let v: Tile<f32, { [BM, BN] }> = sum;
             let b: Tile<f32, { [BN] }> = column_bias::<T, BN, LAST>(bias, jn, cout, w_stride, has_bias);
-            let v: Tile<f32, { [BM, BN] }> = v + b.reshape(shape![1, BN]).broadcast(shape![BM, BN]);
+            let v: Tile<f32, { [BM, BN] }> = v + broadcast(reshape(b, shape![1, BN]), shape![BM, BN]);
             let v: Tile<f32, { [BM, BN] }> = activate::<f32, 0, BM, BN>(v, activation, slope);
             let o: Tile<T, { [BM, BN] }> = convert_tile(v);
             scatter::<T, BM, BM2, BN, CO, LAST, PAIR>(
@@ -670,7 +708,7 @@ pub mod interleave {
             let yv: StridedView<f32, { [1, CO, TH, 1, TW2] }, { [1, CO, TH, 1, TW2] }, { [0, 1, 2, 3, 4] }> =
                 unsafe { make_strided_view(&y5, shape![1, CO, TH, 1, TW2], padding::None) };
             let xt: Tile<f32, { [1, BK, TH, TW] }> = load_view_tko(&xp, [sample, 0i32, id * tiles_h + ih, jw], ordering::Weak, scope::TileBlock, None, tma::Enabled);
-            let xt: Tile<f32, { [BK, BM] }> = xt.reshape(shape![BK, BM]);
+            let xt: Tile<f32, { [BK, BM] }> = reshape(xt, shape![BK, BM]);
             let xt: Tile<f32, { [BK, BM] }> = round_tf32(xt);
             let xt: Tile<tf32, { [BK, BM] }> = convert_tile(xt);
             for item in first..last {
@@ -683,13 +721,13 @@ pub mod interleave {
                 let zero: Tile<f32, { [BN, BM] }> = constant(0.0f32, shape![BN, BM]);
                 let sum: Tile<f32, { [BN, BM] }> = mmaf(wt, xt, zero);
                 let v: Tile<f32, { [BN, BM] }> = sum;
-                let b: Tile<f32, { [BN] }> = column_bias::<f32, BN, 0>(bias, jn, cout, w_stride, has_bias);
-                let v: Tile<f32, { [BN, BM] }> = v + b.reshape(shape![BN, 1]).broadcast(shape![BN, BM]);
+                let b: Tile<f32, { [BN] }> = column_bias_32::<BN, 0>(bias, jn, cout, w_stride, has_bias);
+                let v: Tile<f32, { [BN, BM] }> = v + broadcast(reshape(b, shape![BN, 1]), shape![BN, BM]);
                 let v: Tile<f32, { [BN, BM] }> = activate::<f32, 0, BN, BM>(v, activation, slope);
                 let o: Tile<f32, { [BN, BM] }> = v;
-                let o: Tile<f32, { [CO, 2, BM] }> = o.reshape(shape![CO, 2, BM]);
+                let o: Tile<f32, { [CO, 2, BM] }> = reshape(o, shape![CO, 2, BM]);
                 let o: Tile<f32, { [CO, BM, 2] }> = permute(o, const_array![0, 2, 1]);
-                let o: Tile<f32, { [1, CO, TH, 1, TW2] }> = o.reshape(shape![1, CO, TH, 1, TW2]);
+                let o: Tile<f32, { [1, CO, TH, 1, TW2] }> = reshape(o, shape![1, CO, TH, 1, TW2]);
                 let _t: Token = unsafe {
                     store_view_raw(&yv, o, [sample, jn, (id * d_stride + td) * tiles_h + ih, th, jw], None, ordering::Weak, scope::TileBlock, tma::Enabled, None, [false, false, false, false, false])
                 };
@@ -701,7 +739,7 @@ pub mod interleave {
             let yv: StridedView<f32, { [TH, 1, TW, BN] }, { [TH, 1, TW, BN] }, { [0, 1, 2, 3] }> =
                 unsafe { make_strided_view(&y4, shape![TH, 1, TW, BN], padding::None) };
             let xt: Tile<f32, { [TH, TW, BK] }> = load_view_tko(&xp, [(sample * depth + id) * tiles_h + ih, jw, 0i32], ordering::Weak, scope::TileBlock, None, tma::Enabled);
-            let xt: Tile<f32, { [BM, BK] }> = xt.reshape(shape![BM, BK]);
+            let xt: Tile<f32, { [BM, BK] }> = reshape(xt, shape![BM, BK]);
             let xt: Tile<f32, { [BM, BK] }> = round_tf32(xt);
             let xt: Tile<tf32, { [BM, BK] }> = convert_tile(xt);
             for item in first..last {
@@ -714,11 +752,11 @@ pub mod interleave {
                 let zero: Tile<f32, { [BM, BN] }> = constant(0.0f32, shape![BM, BN]);
                 let sum: Tile<f32, { [BM, BN] }> = mmaf(xt, wt.transpose(), zero);
                 let v: Tile<f32, { [BM, BN] }> = sum;
-                let b: Tile<f32, { [BN] }> = column_bias::<f32, BN, 1>(bias, jn, cout, w_stride, has_bias);
-                let v: Tile<f32, { [BM, BN] }> = v + b.reshape(shape![1, BN]).broadcast(shape![BM, BN]);
+                let b: Tile<f32, { [BN] }> = column_bias_32::<BN, 1>(bias, jn, cout, w_stride, has_bias);
+                let v: Tile<f32, { [BM, BN] }> = v + broadcast(reshape(b, shape![1, BN]), shape![BM, BN]);
                 let v: Tile<f32, { [BM, BN] }> = activate::<f32, 0, BM, BN>(v, activation, slope);
                 let o: Tile<f32, { [BM, BN] }> = v;
-                let o: Tile<f32, { [TH, 1, TW, BN] }> = o.reshape(shape![TH, 1, TW, BN]);
+                let o: Tile<f32, { [TH, 1, TW, BN] }> = reshape(o, shape![TH, 1, TW, BN]);
                 let _t: Token = unsafe {
                     store_view_raw(&yv, o, [((sample * depth + id) * d_stride + td) * tiles_h + ih, th, jw, jn], None, ordering::Weak, scope::TileBlock, tma::Enabled, None, [false, false, false, false])
                 };
@@ -779,7 +817,7 @@ pub mod interleave {
                 let mut sum: Tile<f32, { [BN, BM] }> = constant(0.0f32, shape![BN, BM]);
                 for kc in 0i32..chunks {
                     let xt: Tile<f32, { [1, BK, TH, TW] }> = load_view_tko(&xp, [sample, kc, id * tiles_h + ih, jw], ordering::Weak, scope::TileBlock, None, tma::Enabled);
-                    let xt: Tile<f32, { [BK, BM] }> = xt.reshape(shape![BK, BM]);
+                    let xt: Tile<f32, { [BK, BM] }> = reshape(xt, shape![BK, BM]);
                     let xt: Tile<f32, { [BK, BM] }> = round_tf32(xt);
                     let xt: Tile<tf32, { [BK, BM] }> = convert_tile(xt);
                     let wt: Tile<f32, { [BN, BK] }> = load_view_tko(&wp, [item, kc], ordering::Weak, scope::TileBlock, None, tma::Enabled);
@@ -787,13 +825,13 @@ pub mod interleave {
                     sum = mmaf(wt, xt, sum);
                 }
                 let v: Tile<f32, { [BN, BM] }> = sum;
-                let b: Tile<f32, { [BN] }> = column_bias::<f32, BN, 0>(bias, jn, cout, w_stride, has_bias);
-                let v: Tile<f32, { [BN, BM] }> = v + b.reshape(shape![BN, 1]).broadcast(shape![BN, BM]);
+                let b: Tile<f32, { [BN] }> = column_bias_32::<BN, 0>(bias, jn, cout, w_stride, has_bias);
+                let v: Tile<f32, { [BN, BM] }> = v + broadcast(reshape(b, shape![BN, 1]), shape![BN, BM]);
                 let v: Tile<f32, { [BN, BM] }> = activate::<f32, 0, BN, BM>(v, activation, slope);
                 let o: Tile<f32, { [BN, BM] }> = v;
-                let o: Tile<f32, { [CO, 2, BM] }> = o.reshape(shape![CO, 2, BM]);
+                let o: Tile<f32, { [CO, 2, BM] }> = reshape(o, shape![CO, 2, BM]);
                 let o: Tile<f32, { [CO, BM, 2] }> = permute(o, const_array![0, 2, 1]);
-                let o: Tile<f32, { [1, CO, TH, 1, TW2] }> = o.reshape(shape![1, CO, TH, 1, TW2]);
+                let o: Tile<f32, { [1, CO, TH, 1, TW2] }> = reshape(o, shape![1, CO, TH, 1, TW2]);
                 let _t: Token = unsafe {
                     store_view_raw(&yv, o, [sample, jn, (id * d_stride + td) * tiles_h + ih, th, jw], None, ordering::Weak, scope::TileBlock, tma::Enabled, None, [false, false, false, false, false])
                 };
@@ -812,7 +850,7 @@ pub mod interleave {
                 let mut sum: Tile<f32, { [BM, BN] }> = constant(0.0f32, shape![BM, BN]);
                 for kc in 0i32..chunks {
                     let xt: Tile<f32, { [TH, TW, BK] }> = load_view_tko(&xp, [(sample * depth + id) * tiles_h + ih, jw, kc], ordering::Weak, scope::TileBlock, None, tma::Enabled);
-                    let xt: Tile<f32, { [BM, BK] }> = xt.reshape(shape![BM, BK]);
+                    let xt: Tile<f32, { [BM, BK] }> = reshape(xt, shape![BM, BK]);
                     let xt: Tile<f32, { [BM, BK] }> = round_tf32(xt);
                     let xt: Tile<tf32, { [BM, BK] }> = convert_tile(xt);
                     let wt: Tile<f32, { [BN, BK] }> = load_view_tko(&wp, [item, kc], ordering::Weak, scope::TileBlock, None, tma::Enabled);
@@ -820,11 +858,11 @@ pub mod interleave {
                     sum = mmaf(xt, wt.transpose(), sum);
                 }
                 let v: Tile<f32, { [BM, BN] }> = sum;
-                let b: Tile<f32, { [BN] }> = column_bias::<f32, BN, 1>(bias, jn, cout, w_stride, has_bias);
-                let v: Tile<f32, { [BM, BN] }> = v + b.reshape(shape![1, BN]).broadcast(shape![BM, BN]);
+                let b: Tile<f32, { [BN] }> = column_bias_32::<BN, 1>(bias, jn, cout, w_stride, has_bias);
+                let v: Tile<f32, { [BM, BN] }> = v + broadcast(reshape(b, shape![1, BN]), shape![BM, BN]);
                 let v: Tile<f32, { [BM, BN] }> = activate::<f32, 0, BM, BN>(v, activation, slope);
                 let o: Tile<f32, { [BM, BN] }> = v;
-                let o: Tile<f32, { [TH, 1, TW, BN] }> = o.reshape(shape![TH, 1, TW, BN]);
+                let o: Tile<f32, { [TH, 1, TW, BN] }> = reshape(o, shape![TH, 1, TW, BN]);
                 let _t: Token = unsafe {
                     store_view_raw(&yv, o, [((sample * depth + id) * d_stride + td) * tiles_h + ih, th, jw, jn], None, ordering::Weak, scope::TileBlock, tma::Enabled, None, [false, false, false, false])
                 };
@@ -883,8 +921,8 @@ pub mod interleave {
                 sum = mmaf(xt, wt.transpose(), sum);
             }
             let v: Tile<f32, { [BM, BN] }> = sum;
-            let b: Tile<f32, { [BN] }> = column_bias::<f32, BN, LAST>(bias, jn, cout, w_stride, has_bias);
-            let v: Tile<f32, { [BM, BN] }> = v + b.reshape(shape![1, BN]).broadcast(shape![BM, BN]);
+            let b: Tile<f32, { [BN] }> = column_bias_32::<BN, LAST>(bias, jn, cout, w_stride, has_bias);
+            let v: Tile<f32, { [BM, BN] }> = v + broadcast(reshape(b, shape![1, BN]), shape![BM, BN]);
             let v: Tile<f32, { [BM, BN] }> = activate::<f32, 0, BM, BN>(v, activation, slope);
             let o: Tile<f32, { [BM, BN] }> = v;
             scatter::<f32, BM, BM2, BN, CO, LAST, PAIR>(
@@ -945,8 +983,8 @@ pub mod interleave {
             let yv: StridedView<f32, { [1, CO, TH, 1, TW2] }, { [1, CO, TH, 1, TW2] }, { [0, 1, 2, 3, 4] }> =
                 unsafe { make_strided_view(&y5, shape![1, CO, TH, 1, TW2], padding::None) };
             let xt: Tile<f32, { [1, BK, TH, TW] }> = load_view_tko(&xp, [sample, 0i32, id * tiles_h + ih, jw], ordering::Weak, scope::TileBlock, None, tma::Enabled);
-            let xt: Tile<f32, { [BK, BM] }> = xt.reshape(shape![BK, BM]);
-            let xt: Tile<f32, { [BK, BM] }> = xt * up.reshape(shape![1, 1]).broadcast(shape![BK, BM]);
+            let xt: Tile<f32, { [BK, BM] }> = reshape(xt, shape![BK, BM]);
+            let xt: Tile<f32, { [BK, BM] }> = xt * broadcast(reshape(up, shape![1, 1]), shape![BK, BM]);
             let xh: Tile<f16, { [BK, BM] }> = upper(xt);
             let xl: Tile<f16, { [BK, BM] }> = lower(xt, xh);
             if part == 0i32 {
@@ -967,15 +1005,15 @@ pub mod interleave {
                 let sum: Tile<f32, { [BN, BM] }> = mmaf(wh, xh, zero);
                 let low: Tile<f32, { [BN, BM] }> = constant(0.00048828125f32, shape![BN, BM]);
                 let back: Tile<f32, { [BN] }> = column_scale::<BN>(scale_w, jn);
-                let v: Tile<f32, { [BN, BM] }> = (sum + cross * low) * down.reshape(shape![1, 1]).broadcast(shape![BN, BM]);
-                let v: Tile<f32, { [BN, BM] }> = v * back.reshape(shape![BN, 1]).broadcast(shape![BN, BM]);
-                let b: Tile<f32, { [BN] }> = column_bias::<f32, BN, 0>(bias, jn, cout, w_stride, has_bias);
-                let v: Tile<f32, { [BN, BM] }> = v + b.reshape(shape![BN, 1]).broadcast(shape![BN, BM]);
+                let v: Tile<f32, { [BN, BM] }> = (sum + cross * low) * broadcast(reshape(down, shape![1, 1]), shape![BN, BM]);
+                let v: Tile<f32, { [BN, BM] }> = v * broadcast(reshape(back, shape![BN, 1]), shape![BN, BM]);
+                let b: Tile<f32, { [BN] }> = column_bias_32::<BN, 0>(bias, jn, cout, w_stride, has_bias);
+                let v: Tile<f32, { [BN, BM] }> = v + broadcast(reshape(b, shape![BN, 1]), shape![BN, BM]);
                 let v: Tile<f32, { [BN, BM] }> = activate::<f32, 0, BN, BM>(v, activation, slope);
                 let o: Tile<f32, { [BN, BM] }> = v;
-                let o: Tile<f32, { [CO, 2, BM] }> = o.reshape(shape![CO, 2, BM]);
+                let o: Tile<f32, { [CO, 2, BM] }> = reshape(o, shape![CO, 2, BM]);
                 let o: Tile<f32, { [CO, BM, 2] }> = permute(o, const_array![0, 2, 1]);
-                let o: Tile<f32, { [1, CO, TH, 1, TW2] }> = o.reshape(shape![1, CO, TH, 1, TW2]);
+                let o: Tile<f32, { [1, CO, TH, 1, TW2] }> = reshape(o, shape![1, CO, TH, 1, TW2]);
                 let _t: Token = unsafe {
                     store_view_raw(&yv, o, [sample, jn, (id * d_stride + td) * tiles_h + ih, th, jw], None, ordering::Weak, scope::TileBlock, tma::Enabled, None, [false, false, false, false, false])
                 };
@@ -987,8 +1025,8 @@ pub mod interleave {
             let yv: StridedView<f32, { [TH, 1, TW, BN] }, { [TH, 1, TW, BN] }, { [0, 1, 2, 3] }> =
                 unsafe { make_strided_view(&y4, shape![TH, 1, TW, BN], padding::None) };
             let xt: Tile<f32, { [TH, TW, BK] }> = load_view_tko(&xp, [(sample * depth + id) * tiles_h + ih, jw, 0i32], ordering::Weak, scope::TileBlock, None, tma::Enabled);
-            let xt: Tile<f32, { [BM, BK] }> = xt.reshape(shape![BM, BK]);
-            let xt: Tile<f32, { [BM, BK] }> = xt * up.reshape(shape![1, 1]).broadcast(shape![BM, BK]);
+            let xt: Tile<f32, { [BM, BK] }> = reshape(xt, shape![BM, BK]);
+            let xt: Tile<f32, { [BM, BK] }> = xt * broadcast(reshape(up, shape![1, 1]), shape![BM, BK]);
             let xh: Tile<f16, { [BM, BK] }> = upper(xt);
             let xl: Tile<f16, { [BM, BK] }> = lower(xt, xh);
             if part == 0i32 {
@@ -1010,13 +1048,13 @@ pub mod interleave {
                 let sum: Tile<f32, { [BM, BN] }> = mmaf(xh, wh, zero);
                 let low: Tile<f32, { [BM, BN] }> = constant(0.00048828125f32, shape![BM, BN]);
                 let back: Tile<f32, { [BN] }> = column_scale::<BN>(scale_w, jn);
-                let v: Tile<f32, { [BM, BN] }> = (sum + cross * low) * down.reshape(shape![1, 1]).broadcast(shape![BM, BN]);
-                let v: Tile<f32, { [BM, BN] }> = v * back.reshape(shape![1, BN]).broadcast(shape![BM, BN]);
-                let b: Tile<f32, { [BN] }> = column_bias::<f32, BN, 1>(bias, jn, cout, w_stride, has_bias);
-                let v: Tile<f32, { [BM, BN] }> = v + b.reshape(shape![1, BN]).broadcast(shape![BM, BN]);
+                let v: Tile<f32, { [BM, BN] }> = (sum + cross * low) * broadcast(reshape(down, shape![1, 1]), shape![BM, BN]);
+                let v: Tile<f32, { [BM, BN] }> = v * broadcast(reshape(back, shape![1, BN]), shape![BM, BN]);
+                let b: Tile<f32, { [BN] }> = column_bias_32::<BN, 1>(bias, jn, cout, w_stride, has_bias);
+                let v: Tile<f32, { [BM, BN] }> = v + broadcast(reshape(b, shape![1, BN]), shape![BM, BN]);
                 let v: Tile<f32, { [BM, BN] }> = activate::<f32, 0, BM, BN>(v, activation, slope);
                 let o: Tile<f32, { [BM, BN] }> = v;
-                let o: Tile<f32, { [TH, 1, TW, BN] }> = o.reshape(shape![TH, 1, TW, BN]);
+                let o: Tile<f32, { [TH, 1, TW, BN] }> = reshape(o, shape![TH, 1, TW, BN]);
                 let _t: Token = unsafe {
                     store_view_raw(&yv, o, [((sample * depth + id) * d_stride + td) * tiles_h + ih, th, jw, jn], None, ordering::Weak, scope::TileBlock, tma::Enabled, None, [false, false, false, false])
                 };
@@ -1084,8 +1122,8 @@ pub mod interleave {
                 let mut cross: Tile<f32, { [BN, BM] }> = constant(0.0f32, shape![BN, BM]);
                 for kc in 0i32..chunks {
                     let xt: Tile<f32, { [1, BK, TH, TW] }> = load_view_tko(&xp, [sample, kc, id * tiles_h + ih, jw], ordering::Weak, scope::TileBlock, None, tma::Enabled);
-                    let xt: Tile<f32, { [BK, BM] }> = xt.reshape(shape![BK, BM]);
-                    let xt: Tile<f32, { [BK, BM] }> = xt * up.reshape(shape![1, 1]).broadcast(shape![BK, BM]);
+                    let xt: Tile<f32, { [BK, BM] }> = reshape(xt, shape![BK, BM]);
+                    let xt: Tile<f32, { [BK, BM] }> = xt * broadcast(reshape(up, shape![1, 1]), shape![BK, BM]);
                     let xh: Tile<f16, { [BK, BM] }> = upper(xt);
                     let xl: Tile<f16, { [BK, BM] }> = lower(xt, xh);
                     if item == 0i32 {
@@ -1103,15 +1141,15 @@ pub mod interleave {
                 }
                 let low: Tile<f32, { [BN, BM] }> = constant(0.00048828125f32, shape![BN, BM]);
                 let back: Tile<f32, { [BN] }> = column_scale::<BN>(scale_w, jn);
-                let v: Tile<f32, { [BN, BM] }> = (sum + cross * low) * down.reshape(shape![1, 1]).broadcast(shape![BN, BM]);
-                let v: Tile<f32, { [BN, BM] }> = v * back.reshape(shape![BN, 1]).broadcast(shape![BN, BM]);
-                let b: Tile<f32, { [BN] }> = column_bias::<f32, BN, 0>(bias, jn, cout, w_stride, has_bias);
-                let v: Tile<f32, { [BN, BM] }> = v + b.reshape(shape![BN, 1]).broadcast(shape![BN, BM]);
+                let v: Tile<f32, { [BN, BM] }> = (sum + cross * low) * broadcast(reshape(down, shape![1, 1]), shape![BN, BM]);
+                let v: Tile<f32, { [BN, BM] }> = v * broadcast(reshape(back, shape![BN, 1]), shape![BN, BM]);
+                let b: Tile<f32, { [BN] }> = column_bias_32::<BN, 0>(bias, jn, cout, w_stride, has_bias);
+                let v: Tile<f32, { [BN, BM] }> = v + broadcast(reshape(b, shape![BN, 1]), shape![BN, BM]);
                 let v: Tile<f32, { [BN, BM] }> = activate::<f32, 0, BN, BM>(v, activation, slope);
                 let o: Tile<f32, { [BN, BM] }> = v;
-                let o: Tile<f32, { [CO, 2, BM] }> = o.reshape(shape![CO, 2, BM]);
+                let o: Tile<f32, { [CO, 2, BM] }> = reshape(o, shape![CO, 2, BM]);
                 let o: Tile<f32, { [CO, BM, 2] }> = permute(o, const_array![0, 2, 1]);
-                let o: Tile<f32, { [1, CO, TH, 1, TW2] }> = o.reshape(shape![1, CO, TH, 1, TW2]);
+                let o: Tile<f32, { [1, CO, TH, 1, TW2] }> = reshape(o, shape![1, CO, TH, 1, TW2]);
                 let _t: Token = unsafe {
                     store_view_raw(&yv, o, [sample, jn, (id * d_stride + td) * tiles_h + ih, th, jw], None, ordering::Weak, scope::TileBlock, tma::Enabled, None, [false, false, false, false, false])
                 };
@@ -1131,8 +1169,8 @@ pub mod interleave {
                 let mut cross: Tile<f32, { [BM, BN] }> = constant(0.0f32, shape![BM, BN]);
                 for kc in 0i32..chunks {
                     let xt: Tile<f32, { [TH, TW, BK] }> = load_view_tko(&xp, [(sample * depth + id) * tiles_h + ih, jw, kc], ordering::Weak, scope::TileBlock, None, tma::Enabled);
-                    let xt: Tile<f32, { [BM, BK] }> = xt.reshape(shape![BM, BK]);
-                    let xt: Tile<f32, { [BM, BK] }> = xt * up.reshape(shape![1, 1]).broadcast(shape![BM, BK]);
+                    let xt: Tile<f32, { [BM, BK] }> = reshape(xt, shape![BM, BK]);
+                    let xt: Tile<f32, { [BM, BK] }> = xt * broadcast(reshape(up, shape![1, 1]), shape![BM, BK]);
                     let xh: Tile<f16, { [BM, BK] }> = upper(xt);
                     let xl: Tile<f16, { [BM, BK] }> = lower(xt, xh);
                     if item == 0i32 {
@@ -1151,13 +1189,13 @@ pub mod interleave {
                 }
                 let low: Tile<f32, { [BM, BN] }> = constant(0.00048828125f32, shape![BM, BN]);
                 let back: Tile<f32, { [BN] }> = column_scale::<BN>(scale_w, jn);
-                let v: Tile<f32, { [BM, BN] }> = (sum + cross * low) * down.reshape(shape![1, 1]).broadcast(shape![BM, BN]);
-                let v: Tile<f32, { [BM, BN] }> = v * back.reshape(shape![1, BN]).broadcast(shape![BM, BN]);
-                let b: Tile<f32, { [BN] }> = column_bias::<f32, BN, 1>(bias, jn, cout, w_stride, has_bias);
-                let v: Tile<f32, { [BM, BN] }> = v + b.reshape(shape![1, BN]).broadcast(shape![BM, BN]);
+                let v: Tile<f32, { [BM, BN] }> = (sum + cross * low) * broadcast(reshape(down, shape![1, 1]), shape![BM, BN]);
+                let v: Tile<f32, { [BM, BN] }> = v * broadcast(reshape(back, shape![1, BN]), shape![BM, BN]);
+                let b: Tile<f32, { [BN] }> = column_bias_32::<BN, 1>(bias, jn, cout, w_stride, has_bias);
+                let v: Tile<f32, { [BM, BN] }> = v + broadcast(reshape(b, shape![1, BN]), shape![BM, BN]);
                 let v: Tile<f32, { [BM, BN] }> = activate::<f32, 0, BM, BN>(v, activation, slope);
                 let o: Tile<f32, { [BM, BN] }> = v;
-                let o: Tile<f32, { [TH, 1, TW, BN] }> = o.reshape(shape![TH, 1, TW, BN]);
+                let o: Tile<f32, { [TH, 1, TW, BN] }> = reshape(o, shape![TH, 1, TW, BN]);
                 let _t: Token = unsafe {
                     store_view_raw(&yv, o, [((sample * depth + id) * d_stride + td) * tiles_h + ih, th, jw, jn], None, ordering::Weak, scope::TileBlock, tma::Enabled, None, [false, false, false, false])
                 };
@@ -1216,7 +1254,7 @@ pub mod interleave {
             let mut cross: Tile<f32, { [BM, BN] }> = constant(0.0f32, shape![BM, BN]);
             for kc in 0i32..chunks {
                 let xt: Tile<f32, { [BM, BK] }> = gather::<f32, BM, BK, LAST>(x, sample, position0, positions, kc * BK, cin);
-                let xt: Tile<f32, { [BM, BK] }> = xt * up.reshape(shape![1, 1]).broadcast(shape![BM, BK]);
+                let xt: Tile<f32, { [BM, BK] }> = xt * broadcast(reshape(up, shape![1, 1]), shape![BM, BK]);
                 let xh: Tile<f16, { [BM, BK] }> = upper(xt);
                 let xl: Tile<f16, { [BM, BK] }> = lower(xt, xh);
                 if item == 0i32 {
@@ -1235,10 +1273,10 @@ pub mod interleave {
             }
             let low: Tile<f32, { [BM, BN] }> = constant(0.00048828125f32, shape![BM, BN]);
             let back: Tile<f32, { [BN] }> = column_scale::<BN>(scale_w, jn);
-            let v: Tile<f32, { [BM, BN] }> = (sum + cross * low) * down.reshape(shape![1, 1]).broadcast(shape![BM, BN]);
-            let v: Tile<f32, { [BM, BN] }> = v * back.reshape(shape![1, BN]).broadcast(shape![BM, BN]);
-            let b: Tile<f32, { [BN] }> = column_bias::<f32, BN, LAST>(bias, jn, cout, w_stride, has_bias);
-            let v: Tile<f32, { [BM, BN] }> = v + b.reshape(shape![1, BN]).broadcast(shape![BM, BN]);
+            let v: Tile<f32, { [BM, BN] }> = (sum + cross * low) * broadcast(reshape(down, shape![1, 1]), shape![BM, BN]);
+            let v: Tile<f32, { [BM, BN] }> = v * broadcast(reshape(back, shape![1, BN]), shape![BM, BN]);
+            let b: Tile<f32, { [BN] }> = column_bias_32::<BN, LAST>(bias, jn, cout, w_stride, has_bias);
+            let v: Tile<f32, { [BM, BN] }> = v + broadcast(reshape(b, shape![1, BN]), shape![BM, BN]);
             let v: Tile<f32, { [BM, BN] }> = activate::<f32, 0, BM, BN>(v, activation, slope);
             let o: Tile<f32, { [BM, BN] }> = v;
             scatter::<f32, BM, BM2, BN, CO, LAST, PAIR>(

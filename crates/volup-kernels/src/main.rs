@@ -3,8 +3,8 @@
 //!
 //! Needs no GPU and no toolkit: `tileiras`, `nvcc` and `cuobjdump` come from the wheels of
 //! `requirements.txt`, and `make kernels` puts them on the PATH. What is up to date is not compiled
-//! again. On the generation of GPUs that tiles are chosen for, a variant is refused whose machine
-//! code keeps registers in local memory, or waits for each matrix instruction before it issues the next.
+//! again. A variant is refused whose machine code keeps registers in local memory, or waits for each
+//! matrix instruction before it issues the next.
 
 // The kernels' bodies are read by cuTile's compiler, not by rustc, whose lints know nothing of them, and
 // laid out by hand; the files' headers say what makes them sound.
@@ -34,7 +34,6 @@ mod variants;
 
 use anyhow::{Context, Result, bail};
 use clap::Parser;
-use std::collections::HashSet;
 use std::path::PathBuf;
 
 /// Compiles volup's GPU kernels to cubins and a manifest.
@@ -52,9 +51,6 @@ struct Args {
     /// Compile only variants whose name contains this; the manifest then lists only those.
     #[arg(long, default_value = "")]
     only: String,
-    /// Compile only the first variant of each kernel.
-    #[arg(long)]
-    first: bool,
     /// Compiles at once [default: one a core].
     #[arg(long)]
     jobs: Option<usize>,
@@ -66,10 +62,6 @@ fn main() -> Result<()> {
         .with_context(|| format!("cannot read {}", args.variants.display()))?;
     let mut variants = variants::parse(&text)?;
     variants.retain(|variant| variant.name().contains(&args.only));
-    if args.first {
-        let mut kernels = HashSet::new();
-        variants.retain(|variant| kernels.insert(variant.kernel.clone()));
-    }
     if variants.is_empty() {
         bail!("no variant's name contains {:?}", args.only);
     }

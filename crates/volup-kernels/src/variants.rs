@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 
 /// One kernel with its types and sizes filled in.
 #[derive(Clone, Debug, Deserialize)]
@@ -18,17 +18,59 @@ pub struct Variant {
     /// Number arguments by name, in the function's order (they follow the types).
     #[serde(default)]
     pub params: toml::Table,
-    /// Blocks that should fit on a multiprocessor at once; the compiler's choice if missing.
+    /// As in [`Options`].
     pub occupancy: Option<i32>,
-    /// Warps of a block that compute; the compiler's choice if missing.
+    /// As in [`Options`].
     pub worker_warps: Option<i32>,
     /// Threads of a block, which CUDA C++ leaves to the launch. Only its kernels have this.
     pub threads: Option<u32>,
+    /// Other options, by how the names of the architectures start that they are for: `on.sm_8`.
+    #[serde(default)]
+    pub on: BTreeMap<String, Options>,
+    /// How the names of the architectures start that it is not compiled for, since it would keep values in
+    /// local memory where other tiles do not.
+    #[serde(default)]
+    pub not_for: Vec<String>,
     /// What the variant is for.
     pub why: String,
 }
 
+/// What the compiler may be told about a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Options {
+    /// Blocks that should fit on a multiprocessor at once; the compiler's choice if missing.
+    pub occupancy: Option<i32>,
+    /// Warps of a block that compute; the compiler's choice if missing.
+    pub worker_warps: Option<i32>,
+}
+
 impl Variant {
+    /// The options for an architecture.
+    pub fn options(&self, arch: &str) -> Options {
+        let own = Options { occupancy: self.occupancy, worker_warps: self.worker_warps };
+        self.on
+            .iter()
+            .find(|(start, _)| arch.starts_with(start.as_str()))
+            .map_or(own, |(_, options)| *options)
+    }
+
+    /// Whether it is CUDA C++, which is written for one architecture and runs on no other.
+    pub fn is_cuda(&self) -> bool {
+        self.threads.is_some()
+    }
+
+    /// The function's name in the cubin.
+    pub fn entry(&self) -> String {
+        if self.is_cuda() { self.kernel.clone() } else { format!("{}_entry", self.kernel) }
+    }
+
+    /// Whether it is compiled for an architecture.
+    pub fn is_for(&self, arch: &str) -> bool {
+        (!self.is_cuda() || arch == "sm_90")
+            && !self.not_for.iter().any(|start| arch.starts_with(start.as_str()))
+    }
+
     /// `kernel_types_sizes`, for example `linear_gemm_bf16_128x64x64`: the name of the cubin, in the
     /// manifest and in every message.
     pub fn name(&self) -> String {
@@ -38,21 +80,6 @@ impl Variant {
         }
         let sizes: Vec<String> = self.params.values().map(ToString::to_string).collect();
         if sizes.is_empty() { name } else { format!("{name}_{}", sizes.join("x")) }
-    }
-
-    /// Whether it is CUDA C++, which is written for one architecture and runs on no other.
-    pub fn is_cuda(&self) -> bool {
-        self.threads.is_some()
-    }
-
-    /// Whether it is compiled for an architecture.
-    pub fn is_for(&self, arch: &str) -> bool {
-        !self.is_cuda() || arch == "sm_90"
-    }
-
-    /// The function's name in the cubin.
-    pub fn entry(&self) -> String {
-        if self.is_cuda() { self.kernel.clone() } else { format!("{}_entry", self.kernel) }
     }
 
     /// The arguments of the kernel's generics, in order.
@@ -108,11 +135,21 @@ mod tests {
     }
 
     #[test]
+    fn architectures_have_their_options_or_none() {
+        let row = ROW.to_string() + "occupancy = 2\non.sm_8 = { occupancy = 1 }\nnot_for = [\"sm_12\"]\n";
+        let variant = parse(&row).unwrap().remove(0);
+        let occupancy = |arch| variant.options(arch).occupancy;
+        assert_eq!([occupancy("sm_80"), occupancy("sm_90")], [Some(1), Some(2)]);
+        assert!(variant.is_for("sm_100") && !variant.is_for("sm_120"));
+    }
+
+    #[test]
     fn what_is_wrong_is_named() {
         assert!(refused(&ROW.repeat(2)).contains("pack_x_f16_64x8 is listed twice"));
         assert!(refused(&ROW.replace("\"x\"", "\"\"")).contains("pack_x_f16_64x8 does not say why"));
         assert!(refused(&ROW.replace("why = \"x\"", "")).contains("why"));
         assert!(refused(&(ROW.to_string() + "ocupancy = 2\n")).contains("ocupancy"));
+        assert!(refused(&(ROW.to_string() + "on.sm_8 = { warps = 2 }\n")).contains("warps"));
         assert!(refused("[[variant]]\nfamily = 7\n").contains("the list of variants"));
         assert!(refused("").contains("variant"));
     }

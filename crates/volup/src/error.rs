@@ -259,6 +259,16 @@ pub enum Error {
         /// How much was asked for.
         bytes: usize,
     },
+    /// A tensor whose memory starts where kernels cannot read vectors from.
+    #[error("{param} must start at a multiple of {expected} bytes, got the address {got:#x}")]
+    Misaligned {
+        /// The tensor's name.
+        param: &'static str,
+        /// Its address.
+        got: u64,
+        /// What addresses are multiples of.
+        expected: u64,
+    },
     /// A call that the CUDA driver refused.
     #[error("{call} failed: {message} (CUDA error {code})")]
     Cuda {
@@ -318,6 +328,10 @@ mod tests {
             (
                 Error::OutOfDeviceMemory { bytes: 1 << 40 },
                 "1099511627776 bytes were asked of the GPU's memory, which has not as many left",
+            ),
+            (
+                Error::Misaligned { param: "input", got: 0x7004, expected: 16 },
+                "input must start at a multiple of 16 bytes, got the address 0x7004",
             ),
             (cuda, "cuInit failed: unknown error (CUDA error 999)"),
         ] {

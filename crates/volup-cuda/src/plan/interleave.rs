@@ -121,29 +121,20 @@ impl<'a> Tiling<'a> {
         let seconds = compute.max(moved).max(turns as f64 * TURN) + LAUNCH;
         Some(Tiling { kernel, size, tiles, blocks, chunks, parts, seconds })
     }
-
-    /// What the packed weight's layout depends on: columns of a tile, and a row's elements.
-    fn weight(&self) -> (usize, usize) {
-        let [_, n, k] = self.size;
-        (n, self.chunks * k)
-    }
 }
 
 /// A plan of this family.
 pub(super) struct Interleave<'a> {
     operand: Operand,
-    /// For inputs and outputs that start at multiples of 16 bytes, where their sizes allow it.
-    aligned: Option<Tiling<'a>>,
-    /// For all others.
-    any: Tiling<'a>,
+    tiling: Tiling<'a>,
     /// The time that this is expected to take.
     pub(super) seconds: f64,
 }
 
 impl fmt::Display for Interleave<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Tiling { size: [m, n, k], parts, .. } = self.aligned.unwrap_or(self.any);
-        let how = if self.aligned.is_some() { "views" } else { "addresses" };
+        let Tiling { kernel, size: [m, n, k], parts, .. } = self.tiling;
+        let how = if kernel.param("VEC").is_some() { "views" } else { "addresses" };
         write!(f, "interleave {} {m}x{n}x{k} by {how}, {parts} parts", self.operand.name())
     }
 }
@@ -183,20 +174,18 @@ impl<'a> Interleave<'a> {
             context.kernels(&name, &types).filter(fits).collect::<Vec<_>>().into_iter()
         };
         let shorter = |a: &Tiling<'_>, b: &Tiling<'_>| a.seconds.total_cmp(&b.seconds);
-        let any = kernels("_any").filter_map(|kernel| Tiling::any(context, operand, kernel));
-        let any = any.min_by(shorter)?;
+        let any = || kernels("_any").filter_map(|kernel| Tiling::any(context, operand, kernel));
         let keep = kernels("").filter_map(|kernel| Tiling::view(context, operand, kernel, true));
         let deep = kernels("_deep").filter_map(|kernel| Tiling::view(context, operand, kernel, false));
-        // Both read the same packed weight.
-        let aligned = keep.chain(deep).filter(|tiling| tiling.weight() == any.weight()).min_by(shorter);
+        let tiling = keep.chain(deep).min_by(shorter).or_else(|| any().min_by(shorter))?;
 
         // The weight's pack; for the split also the scales, their check, and one more read of the input.
         let (launches, read) = match operand {
             Operand::Half | Operand::Tf32 => (1.0, 0),
             Operand::Split => (5.0, geometry.input_shape().iter().product::<usize>() * 4),
         };
-        let seconds = aligned.unwrap_or(any).seconds + launches * LAUNCH + read as f64 / 3e12;
-        Some(Interleave { operand, aligned, any, seconds })
+        let seconds = tiling.seconds + launches * LAUNCH + read as f64 / 3e12;
+        Some(Interleave { operand, tiling, seconds })
     }
 
     /// What is launched.
@@ -211,20 +200,14 @@ impl<'a> Interleave<'a> {
         if split {
             pack::largest(context, control, steps)?;
         }
-        let (n, row) = self.any.weight();
+        let [_, n, k] = self.tiling.size;
+        let row = self.tiling.chunks * k;
         // One slice; one step along width, at no offset, over a whole row.
         let (slices, w_steps, w_step, w_far, span) = (1, 1, 0, 0, row);
-        let columns_per_slice = self.any.blocks * n;
+        let columns_per_slice = self.tiling.blocks * n;
         let layout = WeightLayout { slices, columns_per_slice, row, w_steps, w_step, w_far, span };
         let weight = pack::weight(context, self.operand, &layout, control, workspace, steps)?;
-        let any = self.multiply(context, &self.any, control, weight)?;
-        steps.push(match &self.aligned {
-            None => any,
-            Some(tiling) => Step::Aligned {
-                aligned: Box::new(self.multiply(context, tiling, control, weight)?),
-                any: Box::new(any),
-            },
-        });
+        steps.push(self.multiply(context, control, weight)?);
         if split {
             // Where the input or the weight holds what the split cannot compute with, the definition.
             steps.push(direct::step(context, Some(control))?);
@@ -232,14 +215,9 @@ impl<'a> Interleave<'a> {
         Ok(())
     }
 
-    /// The product by one of the kernels.
-    fn multiply(
-        &self,
-        context: Context<'_>,
-        tiling: &Tiling<'_>,
-        control: u64,
-        weight: PackedWeight,
-    ) -> Result<Step> {
+    /// The product.
+    fn multiply(&self, context: Context<'_>, control: u64, weight: PackedWeight) -> Result<Step> {
+        let tiling = &self.tiling;
         let request = context.request;
         let conv = request.geometry.conv();
         let [n, cin, depth, height, width] = request.geometry.input_shape();
@@ -256,244 +234,5 @@ impl<'a> Interleave<'a> {
         arguments.extend([i32::from(conv.has_bias()).into(), code.into(), Argument::F64(slope)]);
         let grid = [(tiling.tiles * tiling.parts) as u32, 1, 1];
         Ok(Step::launch(*tiling.kernel, grid, arguments))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::plan::{Plan, Request};
-    use crate::{Algorithm, Arch, Cubin};
-    use std::fs;
-    use volup::{ConvSpec, DType, Precision};
-
-    const KERNELS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../volup-kernels");
-
-    /// The kernels that are listed, as if compiled.
-    fn variants() -> Vec<Variant> {
-        let text = fs::read_to_string(format!("{KERNELS}/variants.toml")).unwrap();
-        let leak = |text: &str| -> &'static str { Box::leak(text.to_string().into_boxed_str()) };
-        let parts = |text: &str| -> Vec<String> {
-            let inside = text.trim_matches(|c| "[]{} ".contains(c));
-            inside.split(',').map(|part| part.trim().trim_matches('"').to_string()).collect()
-        };
-        let variant = |block: &str| {
-            let field = |name: &str| {
-                let mut fields = block.lines().filter_map(|line| line.split_once(" = "));
-                fields.find(|(key, _)| *key == name).map(|(_, value)| value)
-            };
-            let kernel = field("kernel").unwrap().trim_matches('"');
-            let types: Vec<&str> =
-                field("types").map(parts).unwrap_or_default().iter().map(|t| leak(t)).collect();
-            let params: Vec<(&str, i64)> = field("params")
-                .map(parts)
-                .unwrap_or_default()
-                .iter()
-                .map(|part| {
-                    let (name, value) = part.split_once(" = ").unwrap();
-                    (leak(name), value.parse().unwrap())
-                })
-                .collect();
-            Variant {
-                name: leak(kernel),
-                family: leak(field("family").unwrap().trim_matches('"')),
-                entry: leak(&format!("{kernel}_entry")),
-                arch: Arch { major: 9, minor: 0 },
-                types: types.leak(),
-                params: params.leak(),
-                registers: 0,
-                local_bytes: 0,
-                shared_bytes: 0,
-                threads: 1,
-                exact: false,
-                hash: "",
-                cubin: Cubin::NONE,
-            }
-        };
-        text.split("[[variant]]").skip(1).map(variant).collect()
-    }
-
-    /// The types of a kernel's parameters, read from its source.
-    fn parameters(variant: &Variant) -> Vec<String> {
-        let text = fs::read_to_string(format!("{KERNELS}/src/{}.rs", variant.family)).unwrap();
-        let kernel = variant.entry.trim_end_matches("_entry");
-        let from = text.find(&format!("unsafe fn {kernel}<")).unwrap_or_else(|| panic!("{kernel}"));
-        let list = text[from..].split_once(">(").unwrap().1.split_once(") {").unwrap().0;
-        let types = list.split(',').filter_map(|parameter| parameter.split_once(": "));
-        types.map(|(_, of)| of.trim().to_string()).collect()
-    }
-
-    fn check(step: &Step) {
-        match step {
-            Step::Clear { .. } => {}
-            Step::Aligned { aligned, any } => {
-                check(aligned);
-                check(any);
-            }
-            Step::Launch { variant, grid, arguments, .. } => {
-                let given = arguments.iter().map(|argument| match argument {
-                    Argument::Pointer(..) => "*mut",
-                    Argument::I32(_) => "i32",
-                    Argument::I64(_) => "i64",
-                    Argument::F32(_) => "f32",
-                    Argument::F64(_) => "f64",
-                });
-                let asked = parameters(variant);
-                let asked = asked.iter().map(|of| of.split(' ').next().unwrap());
-                assert!(given.eq(asked), "{}: {arguments:?}", variant.name);
-                assert!(grid[0] > 0, "{}", variant.name);
-            }
-        }
-    }
-
-    const FIRST: MemoryFormat = MemoryFormat::Contiguous;
-    const LAST: MemoryFormat = MemoryFormat::ChannelsLast3d;
-
-    /// Plans a kernel that is its stride, and says which tiles it takes.
-    fn plan(
-        channels: [usize; 2],
-        kernel: [i64; 3],
-        input: [usize; 3],
-        format: MemoryFormat,
-        dtype: DType,
-        precision: Precision,
-    ) -> (Plan, String) {
-        let conv = ConvSpec::builder(channels[0], channels[1], kernel).stride(kernel).bias(true);
-        let conv = conv.build().unwrap();
-        let request = request(conv, input, format, dtype, precision);
-        let variants = variants();
-        let plan = Plan::new(&request, &crate::device::made_up(9, 0), &variants.iter().collect::<Vec<_>>());
-        let plan = plan.unwrap();
-        plan.steps.iter().for_each(check);
-        assert_eq!(plan.algorithm, Algorithm::Interleave);
-        let text = plan.to_string().split(';').next().unwrap().to_string();
-        (plan, text)
-    }
-
-    fn request(
-        conv: ConvSpec,
-        input: [usize; 3],
-        format: MemoryFormat,
-        dtype: DType,
-        precision: Precision,
-    ) -> Request {
-        Request {
-            block: conv.into(),
-            geometry: conv.geometry(2, input).unwrap(),
-            dtype,
-            precision,
-            input_format: format,
-            output_format: format,
-            algorithm: Some(Algorithm::Interleave),
-        }
-    }
-
-    #[test]
-    fn kernels_get_what_they_ask_for_in_every_way_they_are_planned() {
-        let kernels = [[2, 2, 2], [1, 2, 2], [2, 2, 1], [3, 1, 4], [1, 1, 1]];
-        let inputs = [[4, 8, 64], [3, 5, 7], [8, 8, 8]];
-        let channels = [[64, 32], [320, 256], [3, 5], [100, 12]];
-        for (dtype, precision) in [
-            (DType::F16, Precision::Ieee),
-            (DType::Bf16, Precision::Ieee),
-            (DType::F32, Precision::Tf32),
-            (DType::F32, Precision::Ieee),
-        ] {
-            for format in [FIRST, LAST] {
-                for (kernel, input) in kernels.iter().flat_map(|k| inputs.map(|input| (*k, input))) {
-                    for channels in channels {
-                        plan(channels, kernel, input, format, dtype, precision);
-                    }
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn tiles_follow_the_sizes() {
-        let half = |channels, kernel, input, format| {
-            plan(channels, kernel, input, format, DType::Bf16, Precision::Ieee).1
-        };
-        let tf32 = |channels, kernel, input, format| {
-            plan(channels, kernel, input, format, DType::F32, Precision::Tf32).1
-        };
-        let (two, cube) = ([2, 2, 2], [64, 64, 64]);
-        assert_eq!(half([64, 32], two, cube, FIRST), "interleave half 128x64x64 by views, 1 parts");
-        assert_eq!(tf32([64, 32], two, cube, FIRST), "interleave tf32 64x64x64 by views, 1 parts");
-        assert_eq!(tf32([128, 64], two, [32; 3], LAST), "interleave tf32 64x64x128 by views, 1 parts");
-        assert_eq!(tf32([320, 256], two, [8; 3], FIRST), "interleave tf32 64x64x64 by views, 32 parts");
-        // Rows or channels that are no multiple of 16 bytes, other strides along width, odd heights.
-        assert_eq!(
-            half([64, 32], two, [64, 64, 60], FIRST),
-            "interleave half 64x64x64 by addresses, 1 parts"
-        );
-        assert_eq!(tf32([62, 32], two, cube, LAST), "interleave tf32 64x64x64 by addresses, 1 parts");
-        assert_eq!(tf32([64, 32], [2, 2, 3], cube, FIRST), "interleave tf32 64x64x64 by addresses, 1 parts");
-        assert_eq!(tf32([64, 32], [2, 2, 3], cube, LAST), "interleave tf32 64x64x64 by views, 1 parts");
-        assert_eq!(
-            half([64, 32], two, [64, 63, 64], FIRST),
-            "interleave half 64x64x64 by addresses, 1 parts"
-        );
-    }
-
-    #[test]
-    fn one_packed_weight_serves_both_kernels() {
-        let (plan, _) = plan([100, 32], [2, 2, 2], [16; 3], FIRST, DType::F32, Precision::Tf32);
-        let [Step::Clear { .. }, Step::Launch { arguments: pack, .. }, Step::Aligned { aligned, any }] =
-            plan.steps.as_slice()
-        else {
-            panic!("{plan:?}")
-        };
-        // Four pairs of residues along depth and height, 64 columns, 128 channels.
-        assert_eq!(pack[3..5], [Argument::I32(4 * 64 * 128), Argument::I32(128)]);
-        assert!(plan.workspace_bytes >= 4 * 64 * 128 * 4);
-        let cut = |step: &Step| match step {
-            Step::Launch { variant, grid, arguments, .. } => {
-                (variant.param("BK").unwrap(), arguments[13], arguments[14], grid[0])
-            }
-            _ => panic!("{step:?}"),
-        };
-        // One tile of 4x16 positions, shared by all of a sample's parts.
-        assert_eq!(cut(aligned), (128, Argument::I32(1), Argument::I32(1), 2 * 16 * 4 * 4));
-        assert_eq!(cut(any), (64, Argument::I32(2), Argument::I32(1), 2 * 64 * 4));
-    }
-
-    #[test]
-    fn only_one_tap_an_output_applies() {
-        let builder = || ConvSpec::builder(8, 8, 2).stride(2);
-        let variants = variants();
-        let variants: Vec<&Variant> = variants.iter().collect();
-        let device = crate::device::made_up(9, 0);
-        let applies = |request: &Request| {
-            let plan = Plan::new(request, &device, &variants).unwrap();
-            plan.algorithm == Algorithm::Interleave
-        };
-        let of = |conv: ConvSpec| request(conv, [4; 3], FIRST, DType::F32, Precision::Ieee);
-        let base = of(builder().build().unwrap());
-        assert!(applies(&base));
-        assert!(applies(&of(ConvSpec::builder(8, 8, 1).dilation(3).build().unwrap())));
-        for other in [
-            builder().padding(1),
-            builder().output_padding(1),
-            builder().groups(2),
-            builder().dilation(2),
-            ConvSpec::builder(8, 8, 3).stride(2),
-            ConvSpec::builder(8, 8, 1).stride(2),
-        ] {
-            assert!(!applies(&of(other.build().unwrap())), "{other:?}");
-        }
-        assert!(!applies(&Request { dtype: DType::F64, ..base }));
-        assert!(!applies(&Request { output_format: LAST, ..base }));
-        assert!(!applies(&Request { algorithm: Some(Algorithm::LinearGemm), ..base }));
-        assert!(!applies(&Request { algorithm: Some(Algorithm::Direct), ..base }));
-        // More elements than 32 bits count.
-        let large = ConvSpec::builder(64, 64, 2).stride(2).build().unwrap();
-        assert!(!applies(&request(large, [256; 3], FIRST, DType::Bf16, Precision::Ieee)));
-        // Left to itself a plan takes what is fastest.
-        let large = ConvSpec::builder(64, 32, 2).stride(2).build().unwrap();
-        for precision in Precision::ALL {
-            let request = request(large, [64; 3], FIRST, DType::F32, precision);
-            assert!(applies(&Request { algorithm: None, ..request }));
-        }
     }
 }

@@ -39,7 +39,7 @@ pub struct Request {
 /// Memory that a kernel is given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Buffer {
-    /// The input.
+    /// The input; it, and every tensor, starts at a multiple of 16 bytes.
     Input,
     /// The weight.
     Weight,
@@ -96,13 +96,6 @@ pub enum Step {
         shared: u32,
         /// What it is given, in its order.
         arguments: Vec<Argument>,
-    },
-    /// One of two launches, by where the input and the output start.
-    Aligned {
-        /// Where both start at multiples of 16 bytes.
-        aligned: Box<Step>,
-        /// Where they do not.
-        any: Box<Step>,
     },
 }
 

@@ -35,15 +35,12 @@ pub struct Machine {
     buffers: [Vec<Cell>; 7],
     launch: usize,
     doing: String,
-    /// Whether inputs and outputs start at multiples of 16 bytes.
-    aligned: bool,
 }
 
 impl Machine {
     /// Nothing but a workspace that nobody has written to.
-    pub fn new(workspace_bytes: usize, aligned: bool) -> Machine {
-        let mut machine =
-            Machine { buffers: Default::default(), launch: 0, doing: "outside".into(), aligned };
+    pub fn new(workspace_bytes: usize) -> Machine {
+        let mut machine = Machine { buffers: Default::default(), launch: 0, doing: "outside".into() };
         machine.allocate(Buffer::Workspace, workspace_bytes);
         machine
     }
@@ -112,13 +109,7 @@ impl Machine {
     pub fn run(&mut self, plan: &Plan, kernel: impl Fn(&Call<'_>, &mut Machine)) {
         for (index, step) in plan.steps.iter().enumerate() {
             self.launch = index + 1;
-            let step = match step {
-                Step::Aligned { aligned, .. } if self.aligned => aligned,
-                Step::Aligned { any, .. } => any,
-                step => step,
-            };
             match step {
-                Step::Aligned { .. } => unreachable!("one of two launches"),
                 Step::Clear { at, words } => {
                     self.doing = "clear".into();
                     let pointer = Pointer { buffer: Buffer::Workspace, at: *at as usize, width: 4 };
@@ -147,16 +138,6 @@ pub struct Call<'a> {
     pub arguments: &'a [Argument],
     /// What it asks for.
     pub signature: &'static Signature,
-}
-
-/// The launches of a step: two where it has a choice.
-pub fn calls(step: &Step) -> Vec<Call<'_>> {
-    match step {
-        Step::Aligned { aligned, any } => {
-            [aligned, any].into_iter().filter_map(|step| Call::new(step)).collect()
-        }
-        step => Call::new(step).into_iter().collect(),
-    }
 }
 
 impl<'a> Call<'a> {

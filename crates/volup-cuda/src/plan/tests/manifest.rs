@@ -28,13 +28,13 @@ pub fn devices() -> [DeviceInfo; 3] {
 
 /// All variants for an architecture, as their build would list them.
 pub fn variants_for(arch: Arch) -> Vec<Variant> {
-    static LEAKED: OnceLock<Vec<Variant>> = OnceLock::new();
+    static LEAKED: OnceLock<Vec<(variants::Variant, Variant)>> = OnceLock::new();
     let all = LEAKED.get_or_init(|| {
         let listed = variants::parse(VARIANTS).expect("a valid list of variants");
-        listed.iter().map(leaked).collect()
+        listed.into_iter().map(|listed| (listed.clone(), leaked(&listed))).collect()
     });
-    let are_for = |variant: &&Variant| !variant.exact || arch == Arch { major: 9, minor: 0 };
-    all.iter().filter(are_for).map(|&variant| Variant { arch, ..variant }).collect()
+    let built = all.iter().filter(|(listed, _)| listed.is_for(&arch.to_string()));
+    built.map(|&(_, variant)| Variant { arch, ..variant }).collect()
 }
 
 fn leaked(listed: &variants::Variant) -> Variant {

@@ -58,8 +58,8 @@ impl Example {
     }
 
     /// What the machine computes, beside what it should; and whether a guarded kernel had to.
-    fn run(&self, plan: &Plan, request: &Request, aligned: bool) -> (Deviation, bool) {
-        let mut machine = Machine::new(plan.workspace_bytes, aligned);
+    fn run(&self, plan: &Plan, request: &Request) -> (Deviation, bool) {
+        let mut machine = Machine::new(plan.workspace_bytes);
         let width = self.dtype.size();
         let Data::F64(input) = self.input.cast(DType::F64, request.input_format).unwrap().into_data() else {
             unreachable!("it was cast")
@@ -83,13 +83,13 @@ impl Example {
     }
 }
 
-/// The kernels of a device; of products a phase only those with so many columns, if there is a number.
-fn kernels(device: &DeviceInfo, columns: Option<i64>) -> Vec<Variant> {
+/// A choice among a family's kernels.
+type Choice = fn(&Variant) -> bool;
+
+/// The kernels of a device; of each family's only those chosen, if there is a choice.
+fn kernels(device: &DeviceInfo, choice: Option<Choice>) -> Vec<Variant> {
     let mut variants = variants_for(device.arch);
-    variants.retain(|variant| {
-        let is_product = variant.family == "linear_gemm" || variant.entry == "halo_gemm";
-        !is_product || columns.is_none_or(|columns| variant.param("BN") == Some(columns))
-    });
+    variants.retain(|variant| choice.is_none_or(|choice| choice(variant)));
     variants
 }
 
@@ -162,11 +162,11 @@ fn more() -> [Case; 5] {
 /// Runs all planned cases of the table on a device's kernels.
 fn check(
     device: &DeviceInfo,
-    columns: Option<i64>,
+    choice: Option<Choice>,
     dtype: DType,
     algorithm: Algorithm,
 ) -> BTreeSet<&'static str> {
-    let variants = kernels(device, columns);
+    let variants = kernels(device, choice);
     let variants: Vec<&Variant> = variants.iter().collect();
     let mut found = BTreeSet::new();
     let precisions = if dtype == DType::F32 { &Precision::ALL[..] } else { &[Precision::Ieee] };
@@ -175,24 +175,21 @@ fn check(
         for &precision in precisions {
             for formats in FORMATS.iter().flat_map(|input| FORMATS.map(|output| [*input, output])) {
                 // The input's format matters to the pack alone.
-                if columns.is_some() && formats[0] != formats[1] {
+                if choice.is_some() && formats[0] != formats[1] {
                     continue;
                 }
                 let request = example.request(algorithm, precision, formats);
                 let plan = Plan::new(&request, device, &variants).unwrap();
-                // Where a family does not apply, or has no kernel of so many columns.
-                let optional = algorithm == Algorithm::Interleave || columns.is_some();
+                // Where a family does not apply, or has no kernel that was chosen.
+                let optional = algorithm == Algorithm::Interleave || choice.is_some();
                 if optional && plan.algorithm != algorithm {
                     continue;
                 }
                 let asked = if example.is_left_to_direct() { Algorithm::Direct } else { algorithm };
                 assert_eq!(plan.algorithm, asked, "{plan} for {case}");
                 println!("{case}; {dtype}, {precision}, {formats:?}; {plan}");
-                let choices = plan.steps.iter().any(|step| matches!(step, Step::Aligned { .. }));
-                for aligned in if choices { &[true, false][..] } else { &[true] } {
-                    let (deviation, needed) = example.run(&plan, &request, *aligned);
-                    assert!(deviation.is_ok() && !needed, "{aligned}: {deviation}");
-                }
+                let (deviation, needed) = example.run(&plan, &request);
+                assert!(deviation.is_ok() && !needed, "{deviation}");
                 found.extend(features(&plan));
             }
         }
@@ -200,12 +197,17 @@ fn check(
     found
 }
 
+fn columns(kernel: &Variant, columns: i64) -> bool {
+    let is_product = kernel.family == "linear_gemm" || kernel.entry == "halo_gemm";
+    !is_product || kernel.param("BN") == Some(columns)
+}
+
 #[test]
 fn linear_gemm_computes_the_definition() {
     let [ampere, hopper, small] = devices();
     let mut found = check(&hopper, None, DType::F32, Algorithm::LinearGemm);
-    found.extend(check(&hopper, Some(32), DType::F32, Algorithm::LinearGemm));
-    found.extend(check(&small, Some(64), DType::Bf16, Algorithm::LinearGemm));
+    found.extend(check(&hopper, Some(|kernel| columns(kernel, 32)), DType::F32, Algorithm::LinearGemm));
+    found.extend(check(&small, Some(|kernel| columns(kernel, 64)), DType::Bf16, Algorithm::LinearGemm));
     check(&ampere, None, DType::F16, Algorithm::LinearGemm);
     // What the table does not lead to is not tested here.
     let expected = [
@@ -226,9 +228,9 @@ fn halo_gemm_computes_the_definition() {
     let [_, hopper, _] = devices();
     let small = DeviceInfo { multiprocessors: 2, ..hopper.clone() };
     let mut found = check(&hopper, None, DType::F32, Algorithm::HaloGemm);
-    found.extend(check(&small, Some(16), DType::F32, Algorithm::HaloGemm));
-    found.extend(check(&small, Some(96), DType::F32, Algorithm::HaloGemm));
-    found.extend(check(&small, Some(64), DType::Bf16, Algorithm::HaloGemm));
+    found.extend(check(&small, Some(|kernel| columns(kernel, 16)), DType::F32, Algorithm::HaloGemm));
+    found.extend(check(&small, Some(|kernel| columns(kernel, 96)), DType::F32, Algorithm::HaloGemm));
+    found.extend(check(&small, Some(|kernel| columns(kernel, 64)), DType::Bf16, Algorithm::HaloGemm));
     check(&hopper, None, DType::F16, Algorithm::HaloGemm);
     let expected = [
         "a residue without taps",
@@ -255,6 +257,10 @@ fn interleave_computes_the_definition() {
     let [_, hopper, small] = devices();
     let mut found = check(&hopper, None, DType::F32, Algorithm::Interleave);
     found.extend(check(&small, None, DType::Bf16, Algorithm::Interleave));
+    // Those for any sizes also where others are faster.
+    let any: Choice = |kernel| kernel.family != "interleave" || kernel.param("PAIR").is_some();
+    check(&hopper, Some(any), DType::F32, Algorithm::Interleave);
+    check(&small, Some(any), DType::Bf16, Algorithm::Interleave);
     let expected = ["any", "channels last", "column blocks", "deep", "kept"];
     assert_eq!(found.into_iter().collect::<Vec<_>>(), expected);
 }
@@ -293,7 +299,7 @@ fn the_guard_notices_what_the_fast_path_cannot_compute() {
                         let plan = Plan::new(&request, &device, &variants).unwrap();
                         println!("{case}; {dtype}, {precision}; {what}; {plan}");
                         assert_eq!(plan.algorithm, algorithm);
-                        let (deviation, needed) = example.run(&plan, &request, true);
+                        let (deviation, needed) = example.run(&plan, &request);
                         assert!(deviation.is_ok(), "{deviation}");
                         // Only the split is too coarse for what is small.
                         assert_eq!(needed, what != small.0 || split, "{what}");
@@ -358,8 +364,7 @@ fn a_wrong_argument_shows() {
             }
         }
         assert!(changed, "{kernel} has no {name}");
-        let outcome =
-            std::panic::catch_unwind(AssertUnwindSafe(|| example.run(&plan, &request, true).0.is_ok()));
+        let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| example.run(&plan, &request).0.is_ok()));
         if outcome.unwrap_or(false) {
             unnoticed.push((kernel, name));
         }
