@@ -37,6 +37,7 @@ import volup
 from blocks import Block, commit
 from clocks import Clock, CpuClock, CudaClock, Rotation, copies_to_defeat
 from peers import FORMATS, compiled, peers
+from random_shapes import random_cases
 from volup import _native
 
 Row = dict[str, Any]
@@ -402,6 +403,8 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--shapes", nargs="+", metavar="NAME", choices=published + small, default=published
     )
+    parser.add_argument("--random", type=int, metavar="N", help="so many random shapes instead")
+    parser.add_argument("--seed", type=int, default=0, help="of the random shapes")
     parser.add_argument("--precisions", nargs="+", choices=DTYPES, default=list(DTYPES))
     parser.add_argument("--layouts", nargs="+", choices=FORMATS, default=list(FORMATS))
     parser.add_argument("--seconds", type=float, default=0.3, help="to time each row for")
@@ -425,12 +428,15 @@ def main(argv: list[str] | None = None) -> int:
     torch.backends.cudnn.benchmark = True
     clock: Clock = CudaClock() if args.device == "cuda" else CpuClock()
     known = {case["name"]: case for case in _native.published() + _native.cases()}
+    cases = [known[name] for name in args.shapes]
+    if args.random:
+        cases = random_cases(args.random, args.seed)
     meta = describe(clock)
     print(", ".join(f"{name} {value}" for name, value in meta.items()))
     print(header(), flush=True)
     rows: list[Row] = []
     with torch.inference_mode():
-        for some in rows_of([known[name] for name in args.shapes], clock, args):
+        for some in rows_of(cases, clock, args):
             rows += some
             print("\n".join(line_of(row) for row in some), flush=True)
             if args.json:

@@ -17,6 +17,7 @@ import compare_cudnn
 from blocks import Block
 from clocks import calls_in_sample, copies_to_defeat
 from peers import peers
+from random_shapes import MOST_ELEMENTS, random_cases
 
 TABLE = {
     case["name"]: case
@@ -35,6 +36,16 @@ def flags_may_change() -> Iterator[None]:
     """PyTorch's own test tools, which another test imports, freeze its flags for good."""
     with torch.backends.__allow_nonbracketed_mutation():
         yield
+
+
+def test_random_shapes_are_valid_and_the_same_again() -> None:
+    cases = random_cases(50, 3)
+    assert cases == random_cases(50, 3) != random_cases(50, 4)
+    for case in cases:
+        with torch.device("meta"):
+            block = Block(case, device="meta")
+            assert list(block.run_torch(block.input).shape) == block.output_shape
+        assert math.prod(block.output_shape) <= MOST_ELEMENTS
 
 
 @pytest.mark.parametrize("name", TABLE)
