@@ -190,8 +190,9 @@ def sanitizer(stage: Stage, _args: argparse.Namespace) -> None:
 def sanitized(tool: str, family: str) -> tuple[str, ...]:
     """The cases of a run.
 
-    initcheck does not see what the GPU's copy engine stores. `interleave` stores by it where sizes are
-    whole vectors; a normalization or a copy to the host would count as reading uninitialized memory.
+    initcheck does not see what the GPU's copy engine stores. `interleave` stores by it where sizes
+    are whole vectors; a normalization or a copy to the host would count as reading uninitialized
+    memory.
     """
     if (tool, family) == ("initcheck", "interleave"):
         return tuple(name for name in SANITIZED if name not in NORMALIZED + VECTORS)
