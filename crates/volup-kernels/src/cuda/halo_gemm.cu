@@ -164,8 +164,8 @@ __device__ __forceinline__ void barrier_wait(unsigned barrier, int parity) {
         ".reg .pred done;\n"
         "again:\n"
         "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-        "@done bra.uni reached;\n"
-        "bra.uni again;\n"
+        "@done bra reached;\n"
+        "bra again;\n"
         "reached:\n"
         "}" ::"r"(barrier), "r"(parity)
         : "memory");
@@ -628,6 +628,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
                 }
             }
         }
+        // What no tile has asked for may still be on its way to memory that the next block is given.
+        if (resident)
+            for (int u = lane; u < units; u += 32) barrier_wait(full_b + 8 * u, 0);
         return;
     }
 
