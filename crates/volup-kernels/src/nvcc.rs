@@ -1,8 +1,7 @@
-//! Kernels in CUDA C++: `src/cuda/<family>.cu` compiled by `nvcc`, one kernel a cubin.
+//! Kernels in CUDA C++: `src/cuda/<kernel>.cu` compiled by `nvcc`, one kernel a cubin.
 //!
-//! A file is read when it is compiled, so that changing it does not make this tool anew. It is told by
-//! macros what to be: the kernel's name in capitals, `TYPE_F16` or `TYPE_BF16` for those types, and each size
-//! by its name.
+//! Files are read when they are compiled, so that changing one does not make this tool anew. Macros tell
+//! them what to be: `TYPE_F16` or `TYPE_BF16` for those types, and each size by its name.
 
 use crate::variants::Variant;
 use anyhow::{Context, Result, bail};
@@ -10,21 +9,26 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-/// The families' files.
+/// The kernels' files, and what they include.
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/cuda");
 /// What all are compiled with: for Hopper with the instructions that no other architecture has.
 const FLAGS: [&str; 4] = ["-cubin", "-std=c++17", "-gencode", "arch=compute_90a,code=sm_90a"];
 /// How the numbers of the warnings begin that say why matrix instructions do not overlap.
 const SERIALISED: &str = "C75";
 
-/// Everything that a cubin is made from, as bytes.
+/// Everything that a cubin is made from, as bytes; of the files that may be included, all.
 pub fn recipe(variant: &Variant) -> Result<Vec<u8>> {
-    let source = source(variant);
-    let source =
-        std::fs::read_to_string(&source).with_context(|| format!("cannot read {}", source.display()))?;
     let threads = variant.threads.unwrap_or(1);
-    let known = format!("{}\n{threads} threads\n{}\n", version()?, flags(variant).join("\n"));
-    Ok((known + &source).into_bytes())
+    let mut known = format!("{}\n{threads} threads\n{}\n", version()?, flags(variant).join("\n"));
+    let folder = std::fs::read_dir(FOLDER).with_context(|| format!("cannot read {FOLDER}"))?;
+    let mut files = folder.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
+    files.retain(|file| file.extension().is_some_and(|ending| ending == "cuh"));
+    files.sort();
+    files.push(source(variant));
+    for file in files {
+        known += &std::fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
+    }
+    Ok(known.into_bytes())
 }
 
 /// Compiles a variant; refuses one whose matrix instructions the compiler has to serialise.
@@ -48,14 +52,13 @@ pub fn compile(variant: &Variant, cubin: &Path) -> Result<()> {
 }
 
 fn source(variant: &Variant) -> PathBuf {
-    Path::new(FOLDER).join(format!("{}.cu", variant.family))
+    Path::new(FOLDER).join(format!("{}.cu", variant.kernel))
 }
 
 fn flags(variant: &Variant) -> Vec<String> {
-    let name = format!("-D{}", variant.kernel.to_uppercase());
     let types = variant.types.iter().map(|name| format!("-DTYPE_{}", name.to_uppercase()));
     let sizes = variant.params.iter().map(|(name, value)| format!("-D{name}={value}"));
-    FLAGS.into_iter().map(String::from).chain([name]).chain(types).chain(sizes).collect()
+    FLAGS.into_iter().map(String::from).chain(types).chain(sizes).collect()
 }
 
 /// The warning that says so.
@@ -86,7 +89,7 @@ mod tests {
         let text = "[[variant]]\nfamily = \"halo_gemm\"\nkernel = \"halo_gemm\"\ntypes = [\"bf16\"]\n\
                     params = { KIND = 0, BN = 64 }\nthreads = 288\nwhy = \"a test\"\n";
         let variant = parse(text).unwrap().remove(0);
-        let expected = ["-DHALO_GEMM", "-DTYPE_BF16", "-DKIND=0", "-DBN=64"];
+        let expected = ["-DTYPE_BF16", "-DKIND=0", "-DBN=64"];
         assert_eq!(flags(&variant)[FLAGS.len()..], expected);
         assert!(source(&variant).ends_with("src/cuda/halo_gemm.cu"));
     }

@@ -266,7 +266,7 @@ impl<'a> Halo<'a> {
         // A block computes nothing while it stores; two of them hardly make up for it.
         // Residues along width that are no small power of two are stored apart.
         let together = context.request.output_format == MemoryFormat::ChannelsLast3d
-            || [1, 2, 4].contains(&(block * width.axis.stride));
+            || [1, 2, 4, 8].contains(&(block * width.axis.stride));
         let element = if together { ELEMENT } else { 3.0 * ELEMENT };
         let tile = TILE + element * (bm * n) as f64;
         let tile = repeated * tiles as f64 * tile / (device * full * if ctas == 1 { 1.0 } else { 1.3 });

@@ -8,10 +8,12 @@ use std::sync::OnceLock;
 /// The list of variants.
 const VARIANTS: &str = include_str!("../../../../volup-kernels/variants.toml");
 
-/// The kernels' files by family.
-const SOURCES: [(&str, &str); 6] = [
+/// The kernels' files by family; those in CUDA C++ by kernel.
+const SOURCES: [(&str, &str); 8] = [
     ("direct", include_str!("../../../../volup-kernels/src/direct.rs")),
     ("halo_gemm", include_str!("../../../../volup-kernels/src/cuda/halo_gemm.cu")),
+    ("halo_pack_input", include_str!("../../../../volup-kernels/src/cuda/halo_pack_input.cu")),
+    ("halo_pack_weight", include_str!("../../../../volup-kernels/src/cuda/halo_pack_weight.cu")),
     ("interleave", include_str!("../../../../volup-kernels/src/interleave.rs")),
     ("linear_gemm", include_str!("../../../../volup-kernels/src/linear_gemm.rs")),
     ("norm", include_str!("../../../../volup-kernels/src/norm.rs")),
@@ -82,8 +84,9 @@ pub fn signature(variant: &Variant) -> &'static Signature {
 }
 
 fn declared(variant: &Variant) -> Signature {
-    let (_, source) = SOURCES.iter().find(|(family, _)| *family == variant.family).expect("a known family");
     let name = variant.entry.trim_end_matches("_entry");
+    let file = if variant.exact { name } else { variant.family };
+    let (_, source) = SOURCES.iter().find(|(known, _)| *known == file).expect("a known file");
     if variant.exact {
         return declared_in_cuda(variant, source);
     }

@@ -1,0 +1,49 @@
+// Elements of tensors and of operands, by `KIND` (0: f16 or bf16, with TYPE_F16 or TYPE_BF16; 1: float32 rounded to
+// tf32; 2: float32 as two fp16).
+
+#pragma once
+
+#ifndef KIND
+#error "KIND, and TYPE_F16 or TYPE_BF16 for 0"
+#endif
+
+/// float16 and bfloat16 as what they are in memory.
+struct Half {
+    unsigned short bits;
+};
+struct Bfloat {
+    unsigned short bits;
+};
+
+#if KIND == 0
+#ifdef TYPE_F16
+using Element = Half;
+#define OPERAND "f16"
+#else
+using Element = Bfloat;
+#define OPERAND "bf16"
+#endif
+#else
+using Element = float;
+#if KIND == 1
+#define OPERAND "tf32"
+#else
+#define OPERAND "f16"
+#endif
+#endif
+
+/// Parts of an operand, and elements of 16 bytes of it.
+constexpr int PARTS = KIND == 2 ? 2 : 1;
+constexpr int E = KIND == 1 ? 4 : 8;
+constexpr unsigned INFINITE = 0x7f800000u;
+
+__device__ __forceinline__ float widen(float x) { return x; }
+__device__ __forceinline__ float widen(Half x) {
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x.bits));
+    return y;
+}
+__device__ __forceinline__ float widen(Bfloat x) { return __uint_as_float((unsigned)x.bits << 16); }
+__device__ __forceinline__ void narrow(float x, float *y) { *y = x; }
+__device__ __forceinline__ void narrow(float x, Half *y) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y->bits) : "f"(x)); }
+__device__ __forceinline__ void narrow(float x, Bfloat *y) { asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y->bits) : "f"(x)); }

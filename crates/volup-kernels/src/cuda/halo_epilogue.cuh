@@ -1,0 +1,190 @@
+// What `halo_gemm` does with a warp's sums: scale, bias, activation, and the way to y.
+
+#pragma once
+
+#include "hopper.cuh"
+
+#if !defined(MI) || !defined(CTAS) || !defined(WGS)
+#error "MI and WGS: a tile has 64*MI*WGS rows; CTAS: blocks of a multiprocessor"
+#endif
+
+/// Rows of a warpgroup and of a tile.
+constexpr int M = 64 * MI, BM = WGS * M;
+/// Alone on its multiprocessor, a block's producer is a warpgroup that leaves its registers to the consumers.
+constexpr bool ALONE = CTAS == 1;
+constexpr int CONSUMERS = 128 * WGS, THREADS = CONSUMERS + (ALONE ? 128 : 32);
+constexpr int CONSUMER_REGISTERS = WGS == 4 ? 104 : WGS == 3 ? 152 : 224, PRODUCER_REGISTERS = 56;
+/// Rows of a warp: neighbours. Columns that it stages at a time, and floats from one to the next, such that no two
+/// lanes that write meet in a bank.
+constexpr int ROWS = 16 * MI, PIECE = 16, COLUMN_PITCH = ROWS + 4, STAGING = PIECE * COLUMN_PITCH;
+/// What no column or row is at, so that no sum of two is an output.
+constexpr int NOWHERE = 1 << 29;
+
+/// A value through one of the curved activations, as in `epilogue`.
+__device__ __forceinline__ float curve(float x, int code) {
+    switch (code) {
+    case 3: return __fdividef(x, 1.0f + expf(-x));
+    case 4: return 0.5f * x * erfcf(-0.70710678f * x);
+    case 5: return __fdividef(x, 1.0f + expf(-x * (1.59576912f + 0.0713548163f * x * x)));
+    case 6: return x * (fminf(fmaxf(x + 3.0f, 0.0f), 6.0f) * 0.166666667f);
+    case 7: return __fdividef(1.0f, 1.0f + expf(-x));
+    default: return tanhf(x);
+    }
+}
+
+/// What follows a warp's sums: scale, bias, activation, and the way to y.
+struct Epilogue {
+    Element *y;
+    /// Of the row of this lane: where it starts, and which output along width that is.
+    int row_at, row_ow;
+    const int *column_at, *column_rr;
+    float *staged;
+    int curved, columns, w_out, y_w, channel0, y_c;
+
+    /// A piece of columns to shared memory, a column after the other. Which ones is known when this is compiled, so
+    /// that sums stay registers.
+    __device__ __forceinline__ void stage(const float (&sum)[MI][REGISTERS], int piece) const {
+        const int lane = threadIdx.x % 32;
+        float *const to = staged + lane % 4 * 2 * COLUMN_PITCH + lane / 4;
+        __syncwarp();
+#pragma unroll
+        for (int p = 0; p < BN; p += PIECE)
+            if (p == piece)
+#pragma unroll
+                for (int j = 0; j < PIECE / 8; j++)
+#pragma unroll
+                    for (int i = 0; i < MI; i++) {
+                        if (p + 8 * j >= BN) continue;
+                        const float *v = &sum[i][(p / 8 + j) * 4];
+                        float *const at = to + 8 * j * COLUMN_PITCH + 8 * i;
+                        at[0] = v[0];
+                        at[COLUMN_PITCH] = v[1];
+                        at[8 * MI] = v[2];
+                        at[COLUMN_PITCH + 8 * MI] = v[3];
+                    }
+        __syncwarp();
+    }
+
+    /// Curved activations, in place: one copy of their code.
+    __device__ __forceinline__ void bend() const {
+        const int lane = threadIdx.x % 32;
+#pragma unroll 1
+        for (int i = lane; i < PIECE * ROWS; i += 32) {
+            float *const at = &staged[i / ROWS * COLUMN_PITCH + i % ROWS];
+            *at = curve(*at, curved);
+        }
+        __syncwarp();
+    }
+
+    /// NCDHW: neighbouring lanes write neighbours, which are rows and, within a row, its OUTPUTS residues along width
+    /// (0: any number, each on its own).
+    template <int OUTPUTS> __device__ __forceinline__ void first(int piece) const {
+        constexpr int L = OUTPUTS ? OUTPUTS : 1, PLACES = ROWS * L > 32 ? ROWS * L / 32 : 1, SPREAD = ROWS * L < 32 ? 32 / (ROWS * L) : 1;
+        constexpr int COUNT = PIECE / L / SPREAD;
+        const int lane = threadIdx.x % 32, rr = lane % L;
+        const int c0 = SPREAD > 1 ? lane / (ROWS * L) * COUNT : 0;
+        const long long step = (long long)y_c * sizeof(Element);
+#pragma unroll
+        for (int i = 0; i < PLACES; i++) {
+            const int r = (lane + 32 * i) % (ROWS * L) / L;
+            const int ow = __shfl_sync(0xffffffffu, row_ow, r) + rr, at = __shfl_sync(0xffffffffu, row_at, r) + rr * y_w;
+            const float *from = &staged[(c0 * L + rr) * COLUMN_PITCH + r];
+            float v[COUNT];
+#pragma unroll
+            for (int k = 0; k < COUNT; k++) v[k] = from[k * L * COLUMN_PITCH];
+            if (OUTPUTS) {
+                char *to = (char *)(y + at + channel0 + (piece / L + c0) * y_c);
+                const int there = (unsigned)ow < (unsigned)w_out ? columns - piece - c0 * L - rr : 0;
+#pragma unroll
+                for (int k = 0; k < COUNT; k++) {
+                    store((Element *)to, v[k], k * L < there);
+                    to += step;
+                }
+            } else {
+#pragma unroll
+                for (int k = 0; k < COUNT; k++) {
+                    const int c = piece + c0 + k, in = min(c, BN - 1);
+                    store(y + at + column_at[in], v[k], c < columns && (unsigned)(ow + column_rr[in]) < (unsigned)w_out);
+                }
+            }
+        }
+    }
+
+    /// NCDHW where rows lie as voxels do, in whole vectors: 16 bytes a lane.
+    __device__ __forceinline__ void dense(int piece) const {
+        constexpr int VECTOR = 16 / sizeof(Element), LANES = ROWS / VECTOR, COLUMNS = 32 / LANES;
+        const int lane = threadIdx.x % 32, r = lane % LANES * VECTOR;
+        const int at = __shfl_sync(0xffffffffu, row_at, r), here = __shfl_sync(0xffffffffu, row_ow, r) != NOWHERE;
+        Element *to = y + at + channel0 + (long long)(piece + lane / LANES) * y_c;
+#pragma unroll
+        for (int c = lane / LANES; c < PIECE; c += COLUMNS) {
+            const float *from = &staged[c * COLUMN_PITCH + r];
+            float v[VECTOR];
+#pragma unroll
+            for (int k = 0; k < VECTOR; k += 4) *(float4 *)&v[k] = *(const float4 *)&from[k];
+            store(to, v, here && piece + c < columns);
+            to += (long long)COLUMNS * y_c;
+        }
+    }
+
+    /// NDHWC: neighbouring lanes write neighbouring columns, four of them each; at once with `vectors`.
+    __device__ __forceinline__ void last(int piece, bool vectors) const {
+        const int lane = threadIdx.x % 32, quarter = lane % 4 * 4, column = piece + quarter;
+        const int4 rr = *(const int4 *)&column_rr[min(column, BN - 4)], to = *(const int4 *)&column_at[min(column, BN - 4)];
+#pragma unroll 4
+        for (int i = 0; i < ROWS / 8; i++) {
+            const int r = lane / 4 + 8 * i;
+            const int ow = __shfl_sync(0xffffffffu, row_ow, r);
+            Element *const at = y + __shfl_sync(0xffffffffu, row_at, r);
+            float v[4];
+#pragma unroll
+            for (int k = 0; k < 4; k++) v[k] = staged[(quarter + k) * COLUMN_PITCH + r];
+            if (vectors) {
+                store(at + to.x, v, column < columns && (unsigned)(ow + rr.x) < (unsigned)w_out);
+            } else {
+                store(at + to.x, v[0], column < columns && (unsigned)(ow + rr.x) < (unsigned)w_out);
+                store(at + to.y, v[1], column + 1 < columns && (unsigned)(ow + rr.y) < (unsigned)w_out);
+                store(at + to.z, v[2], column + 2 < columns && (unsigned)(ow + rr.z) < (unsigned)w_out);
+                store(at + to.w, v[3], column + 3 < columns && (unsigned)(ow + rr.w) < (unsigned)w_out);
+            }
+        }
+    }
+
+    // Predicated stores: the compiler would branch around each, and compute its address there.
+
+    __device__ __forceinline__ static void store(float *to, float v, bool here) {
+        asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; @p st.global.f32 [%0], %1;}" ::"l"(to), "f"(v), "r"((int)here) : "memory");
+    }
+    template <typename T> __device__ __forceinline__ static void store(T *to, float v, bool here) {
+        T x;
+        narrow(v, &x);
+        asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; @p st.global.b16 [%0], %1;}" ::"l"(to), "h"(x.bits), "r"((int)here) : "memory");
+    }
+    /// Four neighbours at once.
+    __device__ __forceinline__ static void store(float *to, const float (&v)[4], bool here) {
+        asm volatile("{.reg .pred p; setp.ne.b32 p, %5, 0; @p st.global.v4.f32 [%0], {%1, %2, %3, %4};}" ::"l"(to), "f"(v[0]), "f"(v[1]),
+                     "f"(v[2]), "f"(v[3]), "r"((int)here)
+                     : "memory");
+    }
+    template <typename T> __device__ __forceinline__ static void store(T *to, const float (&v)[8], bool here) {
+        unsigned words[4];
+#pragma unroll
+        for (int k = 0; k < 4; k++) {
+            T x[2];
+            narrow(v[2 * k], &x[0]);
+            narrow(v[2 * k + 1], &x[1]);
+            words[k] = x[0].bits | (unsigned)x[1].bits << 16;
+        }
+        asm volatile("{.reg .pred p; setp.ne.b32 p, %5, 0; @p st.global.v4.b32 [%0], {%1, %2, %3, %4};}" ::"l"(to), "r"(words[0]),
+                     "r"(words[1]), "r"(words[2]), "r"(words[3]), "r"((int)here)
+                     : "memory");
+    }
+    template <typename T> __device__ __forceinline__ static void store(T *to, const float (&v)[4], bool here) {
+        T x[4];
+#pragma unroll
+        for (int k = 0; k < 4; k++) narrow(v[k], &x[k]);
+        asm volatile("{.reg .pred p; setp.ne.b32 p, %3, 0; @p st.global.v2.b32 [%0], {%1, %2};}" ::"l"(to),
+                     "r"(x[0].bits | (unsigned)x[1].bits << 16), "r"(x[2].bits | (unsigned)x[3].bits << 16), "r"((int)here)
+                     : "memory");
+    }
+};

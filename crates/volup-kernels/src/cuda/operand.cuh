@@ -1,0 +1,57 @@
+// How elements become operands of the matrix instructions.
+
+#pragma once
+
+#include "element.cuh"
+
+/// float32 rounded to tf32, to nearest, ties away from zero; past the largest it stays finite. Infinities
+/// and NaN stay what they are.
+__device__ __forceinline__ unsigned round_tf32(float x) {
+    const unsigned bits = __float_as_uint(x), size = bits & 0x7fffffffu, sign = bits ^ size;
+    if (size >= INFINITE) return sign | (size > INFINITE ? 0x7fc00000u : INFINITE);
+    return sign | (min(size + 0x1000u, 0x7f7fe000u) & 0xffffe000u);
+}
+
+/// The exponent that brings a magnitude, given as bits, to [2^14, 2^15), within what float32 can scale by.
+__device__ __forceinline__ int exponent(unsigned bits) { return min(141 - (int)(bits >> 23), 120); }
+
+__device__ __forceinline__ float power(int e) { return __uint_as_float((unsigned)(e + 127) << 23); }
+
+/// The largest of a warp's magnitudes, into a control word.
+__device__ __forceinline__ void raise(unsigned *word, unsigned most) {
+    most = __reduce_max_sync(0xffffffffu, most);
+    if (threadIdx.x % 32 == 0 && most > *(volatile unsigned *)word) atomicMax(word, most);
+}
+
+/// Bits of |x|, and of float32 that are as large.
+__device__ __forceinline__ unsigned magnitude(float x) { return __float_as_uint(x) & 0x7fffffffu; }
+template <typename T> __device__ __forceinline__ unsigned magnitude(T x) { return x.bits & 0x7fffu; }
+__device__ __forceinline__ unsigned as_float32(float, unsigned most) { return most; }
+template <typename T> __device__ __forceinline__ unsigned as_float32(T, unsigned most) {
+    return __float_as_uint(widen(T{(unsigned short)most}));
+}
+
+/// Elements as an operand's 16 bytes; the split's low part in `low`.
+__device__ __forceinline__ uint4 operand(const Element (&v)[E], float scale, uint4 *low) {
+#if KIND == 0
+    return *(const uint4 *)v;
+#elif KIND == 1
+    return make_uint4(round_tf32(v[0]), round_tf32(v[1]), round_tf32(v[2]), round_tf32(v[3]));
+#else
+    unsigned hi[4], lo[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        Half h[2], l[2];
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+            const float x = v[2 * i + e] * scale;
+            narrow(x, &h[e]);
+            narrow((x - widen(h[e])) * 2048.0f, &l[e]);
+        }
+        hi[i] = h[0].bits | (unsigned)h[1].bits << 16;
+        lo[i] = l[0].bits | (unsigned)l[1].bits << 16;
+    }
+    *low = make_uint4(lo[0], lo[1], lo[2], lo[3]);
+    return make_uint4(hi[0], hi[1], hi[2], hi[3]);
+#endif
+}
