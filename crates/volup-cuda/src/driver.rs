@@ -335,18 +335,51 @@ unsafe impl Sync for Kernel {}
 /// Launches a kernel on a grid of blocks. How many threads a block has, and its shared memory, is part of
 /// a tile kernel's code; others have what their variant and [`Kernel::with_shared`] say.
 ///
+/// With `overlap` its blocks may start while those of the kernel before it in the stream still run: it waits for them
+/// itself (a programmatic dependent launch).
+///
 /// # Errors
 /// [`Error::Cuda`]. What goes wrong while the kernel runs shows at a later call.
 ///
 /// # Safety
 /// The kernel was loaded by the stream's device. `arguments` are of the number and types that it
 /// takes. Every address among them is that of memory as large as the kernel takes it to be, valid
-/// until the kernel has run, in stream order; what it writes nobody else uses meanwhile.
+/// until the kernel has run, in stream order; what it writes nobody else uses meanwhile. With `overlap` it waits for
+/// the kernel before it, before it uses what that writes and before it ends.
 #[inline]
-pub unsafe fn launch(kernel: Kernel, grid: [u32; 3], arguments: &Arguments, stream: &Stream) -> Result<()> {
+pub unsafe fn launch(
+    kernel: Kernel,
+    grid: [u32; 3],
+    arguments: &Arguments,
+    stream: &Stream,
+    overlap: bool,
+) -> Result<()> {
     let _entered = stream.device().enter()?;
     let [x, y, z] = grid;
     arguments.with_addresses(|addresses| {
+        if overlap {
+            let mut early = sys::CUlaunchAttribute {
+                id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+                pad: Default::default(),
+                value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+            };
+            let config = sys::CUlaunchConfig {
+                gridDimX: x,
+                gridDimY: y,
+                gridDimZ: z,
+                blockDimX: kernel.threads,
+                blockDimY: 1,
+                blockDimZ: 1,
+                sharedMemBytes: kernel.shared,
+                hStream: stream.handle(),
+                attrs: &raw mut early,
+                numAttrs: 1,
+            };
+            // SAFETY: as below; the driver reads the attribute before it returns.
+            return unsafe {
+                call!(cuLaunchKernelEx(&config, kernel.function, addresses.as_mut_ptr(), null_mut()))
+            };
+        }
         // SAFETY: the caller answers for the kernel and its arguments; `addresses` holds one address a
         // slot, and the driver copies the slots before it returns.
         unsafe {

@@ -115,7 +115,13 @@ pub struct Forward {
 #[expect(clippy::large_enum_variant, reason = "a plan has few steps, and most of them are launches")]
 enum Action {
     Clear { at: u64, words: usize },
-    Launch { kernel: Kernel, grid: [u32; 3], arguments: Arguments, addresses: Vec<(usize, Buffer, u64)> },
+    Launch {
+        kernel: Kernel,
+        grid: [u32; 3],
+        arguments: Arguments,
+        addresses: Vec<(usize, Buffer, u64)>,
+        overlap: bool,
+    },
 }
 
 impl Forward {
@@ -175,14 +181,14 @@ impl Action {
         match self {
             // SAFETY: the plan took these words of the workspace, which the caller answers for.
             Action::Clear { at, words } => unsafe { stream.fill(pointers.workspace + at, 0, *words) },
-            Action::Launch { kernel, grid, arguments, addresses } => {
+            Action::Launch { kernel, grid, arguments, addresses, overlap } => {
                 let mut arguments = arguments.clone();
                 for &(slot, buffer, offset) in addresses {
                     arguments.set_pointer(slot, pointers.address(buffer, offset));
                 }
                 // SAFETY: the plan gives each kernel the arguments that its file asks for, sized by the
                 // geometry that the caller's tensors have.
-                unsafe { launch(*kernel, *grid, &arguments, stream) }
+                unsafe { launch(*kernel, *grid, &arguments, stream, *overlap) }
             }
         }
     }
@@ -190,7 +196,7 @@ impl Action {
     fn new(device: &Arc<Device>, step: &Step) -> Result<Action> {
         match step {
             Step::Clear { at, words } => Ok(Action::Clear { at: *at, words: *words }),
-            Step::Launch { variant, grid, shared, arguments: given } => {
+            Step::Launch { variant, grid, shared, arguments: given, overlap } => {
                 let kernel = device.kernel(variant)?.with_shared(device, *shared)?;
                 let (mut arguments, mut addresses) = (Arguments::new(), Vec::new());
                 for (slot, argument) in given.iter().enumerate() {
@@ -205,7 +211,7 @@ impl Action {
                         Argument::F64(value) => arguments.f64(value),
                     };
                 }
-                Ok(Action::Launch { kernel, grid: *grid, arguments, addresses })
+                Ok(Action::Launch { kernel, grid: *grid, arguments, addresses, overlap: *overlap })
             }
         }
     }

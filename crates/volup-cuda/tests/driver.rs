@@ -120,7 +120,7 @@ fn a_kernel_gets_its_arguments() {
             let mut arguments = Arguments::new();
             arguments.pointer(memory.address()).i32(-7).i64(1 << 40).f32(1.5).f64(-0.1);
             // SAFETY: three blocks of 32 bytes each, the arguments as `STORE` declares them.
-            unsafe { launch(kernel, [3, 1, 1], &arguments, &stream) }.unwrap();
+            unsafe { launch(kernel, [3, 1, 1], &arguments, &stream, false) }.unwrap();
             let mut back = [0; 3 * 32];
             memory.copy_to(&mut back).unwrap();
             for (block, bytes) in back.chunks(32).enumerate() {

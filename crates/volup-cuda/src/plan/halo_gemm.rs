@@ -333,19 +333,20 @@ impl<'a> Halo<'a> {
     ) -> Result<()> {
         let request = context.request;
         let control = pack::control(workspace, steps);
-        let (weight, scale) = self.pack_weight(context, control, workspace, steps)?;
-        let panels = self.slices * self.panels() * self.operand.parts();
-        let input = workspace.take(self.packed_rows(self.batch) * panels * 16);
         if self.operand == Operand::Split {
             pack::largest(context, control, steps)?;
         }
+        let (weight, scale) = self.pack_weight(context, control, workspace, steps)?;
+        let panels = self.slices * self.panels() * self.operand.parts();
+        let input = workspace.take(self.packed_rows(self.batch) * panels * 16);
         let [batch, channels, ..] = request.geometry.input_shape();
         let in_sample = channels * self.axes.iter().map(|axis| axis.axis.input).product::<usize>();
         let out_sample = request.geometry.conv().out_channels() * request.geometry.output_voxels();
         for start in (0..batch).step_by(self.batch) {
             let count = self.batch.min(batch - start);
             let at = |sample: usize| (start * sample * request.dtype.size()) as u64;
-            self.pack_input(context, control, input, count, at(in_sample), steps)?;
+            // The first goes along with the weight's; what a product reads is not written before that is done.
+            self.pack_input(context, control, input, [start, count], at(in_sample), steps)?;
             let operands = [input, weight, control + SCALE, scale];
             self.multiply(context, operands, count, at(out_sample), steps)?;
         }
@@ -398,7 +399,7 @@ impl<'a> Halo<'a> {
         context: Context<'_>,
         control: u64,
         input: u64,
-        count: usize,
+        [start, count]: [usize; 2],
         at: u64,
         steps: &mut Vec<Step>,
     ) -> Result<()> {
@@ -421,7 +422,7 @@ impl<'a> Halo<'a> {
         let params = [("KIND", kind(self.operand))];
         let variant = *context.kernel("halo_pack_input", &self.operand.types(context), &params)?;
         let grid = [rows.div_ceil(THREADS / lanes), self.block, 1].map(|n| n as u32);
-        steps.push(Step::launch(variant, grid, arguments));
+        steps.push(Step::Launch { variant, grid, shared: 0, arguments, overlap: start == 0 });
         Ok(())
     }
 
@@ -475,7 +476,7 @@ impl<'a> Halo<'a> {
             blocks = (blocks / all).max(1) * all;
         }
         let (grid, shared) = ([blocks as u32, 1, 1], self.shared as u32);
-        steps.push(Step::Launch { variant: *self.kernel, grid, shared, arguments });
+        steps.push(Step::Launch { variant: *self.kernel, grid, shared, arguments, overlap: true });
         Ok(())
     }
 }

@@ -96,13 +96,15 @@ pub enum Step {
         shared: u32,
         /// What it is given, in its order.
         arguments: Vec<Argument>,
+        /// Whether it may start before the launch before it is done: it waits for that itself.
+        overlap: bool,
     },
 }
 
 impl Step {
-    /// A launch without more shared memory than the kernel has of itself.
+    /// A launch after all before it, without more shared memory than the kernel has of itself.
     fn launch(variant: Variant, grid: [u32; 3], arguments: Vec<Argument>) -> Step {
-        Step::Launch { variant, grid, shared: 0, arguments }
+        Step::Launch { variant, grid, shared: 0, arguments, overlap: false }
     }
 }
 

@@ -7,6 +7,11 @@
 #error "KIND, and TYPE_F16 or TYPE_BF16 for 0"
 #endif
 
+/// The kernel after this one may start, and waits for this one where it has to; a kernel that is launched so waits for
+/// the one before it.
+__device__ __forceinline__ void let_next_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+__device__ __forceinline__ void await_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
 /// float16 and bfloat16 as what they are in memory.
 struct Half {
     unsigned short bits;

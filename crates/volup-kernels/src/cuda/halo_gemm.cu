@@ -222,6 +222,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
     if (threadIdx.x < d_stride * h_stride) phases[threadIdx.x] = Phase(s, threadIdx.x);
     const int back_d = d_dilation / (d_stride / d_step), back_h = h_dilation / (h_stride / h_step) * pw;
     __syncthreads();
+    await_previous();
 
     if (threadIdx.x >= CONSUMERS) {
         // The producer: one warp.

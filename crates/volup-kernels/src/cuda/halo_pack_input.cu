@@ -11,6 +11,7 @@
 extern "C" __global__ void __launch_bounds__(256) halo_pack_input(
     const Element *x, uint4 *out, unsigned *control, int a_rows, int lead, int pd, int ph, int pw, int block, int n, int depth, int height,
     int width, int slices, int slice_in, int panels, int channel_panels, int x_n, int x_c, int x_d, int x_h, int x_w, int lanes) {
+    let_next_start();
     const int block_rows = 256 / lanes;
     // Neighbouring threads read neighbours: channels or rows.
     const bool dense = x_c == 1;
@@ -83,4 +84,6 @@ extern "C" __global__ void __launch_bounds__(256) halo_pack_input(
 #else
     raise(&control[0], as_float32(Element{}, most));
 #endif
+    // The weight's pack: whoever waits for this one waits for both.
+    await_previous();
 }

@@ -18,6 +18,7 @@ extern "C" __global__ void __launch_bounds__(256) halo_pack_weight(
     int items, int chunk_panels, int chunks, int columns, int blocks, int channels, int slice_in, int in_per_group, int out_per_group,
     int in_channels, int out_channels, int outputs, int channels_first, int block, int channel_panels, int w_first, int w_stride,
     int w_dilation, int d_kernel, int h_kernel, int w_kernel, int w_low, int w_steps, int w_step) {
+    let_next_start();
     const int item = blockIdx.x * 256 + threadIdx.x;
     const bool real = item < items;
     int rest = real ? item : 0;

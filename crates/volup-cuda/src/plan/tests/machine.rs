@@ -143,7 +143,7 @@ pub struct Call<'a> {
 impl<'a> Call<'a> {
     /// A step that is a launch.
     pub fn new(step: &'a Step) -> Option<Call<'a>> {
-        let Step::Launch { variant, grid, shared, arguments } = step else { return None };
+        let Step::Launch { variant, grid, shared, arguments, .. } = step else { return None };
         let (grid, shared) = (grid.map(i64::from), i64::from(*shared));
         Some(Call { variant, grid, shared, arguments, signature: signature(variant) })
     }
