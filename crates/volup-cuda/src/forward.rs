@@ -114,7 +114,10 @@ pub struct Forward {
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "a plan has few steps, and most of them are launches")]
 enum Action {
-    Clear { at: u64, words: usize },
+    Clear {
+        at: u64,
+        words: usize,
+    },
     Launch {
         kernel: Kernel,
         grid: [u32; 3],

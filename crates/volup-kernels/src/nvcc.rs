@@ -26,7 +26,8 @@ pub fn recipe(variant: &Variant) -> Result<Vec<u8>> {
     files.sort();
     files.push(source(variant));
     for file in files {
-        known += &std::fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
+        known +=
+            &std::fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
     }
     Ok(known.into_bytes())
 }
