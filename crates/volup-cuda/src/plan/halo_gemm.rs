@@ -416,12 +416,12 @@ impl<'a> Halo<'a> {
         // a row's threads read what lies together.
         let most = 1 << (self.slices * self.channel_panels).min(8).ilog2();
         let busy = context.device.multiprocessors * 4096;
-        let spread = (busy / (rows * self.block)).max(1).next_power_of_two().min(most);
+        let spread = (busy / rows).max(1).next_power_of_two().min(most);
         let lanes = if request.input_format == MemoryFormat::ChannelsLast3d { most } else { spread };
         push(&mut arguments, [lanes])?;
         let params = [("KIND", kind(self.operand))];
         let variant = *context.kernel("halo_pack_input", &self.operand.types(context), &params)?;
-        let grid = [rows.div_ceil(THREADS / lanes), self.block, 1].map(|n| n as u32);
+        let grid = [rows.div_ceil(THREADS / lanes) as u32, 1, 1];
         steps.push(Step::Launch { variant, grid, shared: 0, arguments, overlap: start == 0 });
         Ok(())
     }

@@ -72,18 +72,8 @@
 // 8. `a_stages`, `stage_rows`, `whole_h`, `b_stages`, `unit_steps`, `resident`; for the split `promote`, the
 //    units of B after which high products are added to registers.
 
+#include "divisor.cuh"
 #include "halo_epilogue.cuh"
-
-/// Division of numbers below 2^31 by one that is known when the kernel starts (Granlund and Montgomery, 1994).
-struct Divisor {
-    int by;
-    unsigned factor, shift;
-
-    __device__ explicit Divisor(int by) : by(by), shift(by > 1 ? 32 - __clz(by - 1) : 0) {
-        factor = (unsigned)(((1ull << 32) * ((1ull << shift) - by)) / by + 1);
-    }
-    __device__ __forceinline__ int divide(int x) const { return (__umulhi(factor, x) + x) >> shift; }
-};
 
 /// What the numbers of all tiles are divided by.
 struct Divisors {

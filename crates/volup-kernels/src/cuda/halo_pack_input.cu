@@ -3,86 +3,170 @@
 // Parameters: `x`, `out`, `control`; i32: `a_rows`, `lead`, `pd`, `ph`, `pw`, `block`, `n`, `depth`,
 // `height`, `width`, `slices`, `slice_in`, `panels` (of a slice: chunks*chunk_panels), `channel_panels`,
 // `x_n`, `x_c`, `x_d`, `x_h`, `x_w`, `lanes`. Threads: 256; `lanes` of them (1, 2, 4 or 8) share a row.
-// `x_c` = 1 is read by vectors where channels and addresses allow. Grid: (ceil(a_rows / (256/lanes)), block).
+// `x_c` = 1 is read by vectors of channels, `x_w` = 1 by
+// vectors of a row's positions, where sizes and addresses allow. Grid: (ceil(a_rows / (256/lanes)), 1).
 // Control words as in `pack`; the split reads word 0, which `pack_largest` has filled.
 
+#include "divisor.cuh"
 #include "operand.cuh"
 
-extern "C" __global__ void __launch_bounds__(256) halo_pack_input(
+/// Neighbours that are read at once.
+template <int COUNT> struct alignas(COUNT * sizeof(Element)) Neighbours {
+    Element x[COUNT];
+};
+
+// Reads that may come before the writes ahead of them: nobody writes the input meanwhile.
+
+template <int BYTES> struct Bits;
+template <> struct Bits<2> { using Type = unsigned short; };
+template <> struct Bits<4> { using Type = unsigned; };
+template <> struct Bits<8> { using Type = uint2; };
+template <> struct Bits<16> { using Type = uint4; };
+template <int COUNT> __device__ __forceinline__ Neighbours<COUNT> read(const Element *from) {
+    using Type = typename Bits<COUNT * sizeof(Element)>::Type;
+    const Type bits = __ldg((const Type *)from);
+    return *(const Neighbours<COUNT> *)&bits;
+}
+
+/// A thread's share of a row: where it reads and writes, and what of that it has.
+struct Share {
+    const Element *x;
+    uint4 *out;
+    int a_rows, lane, lanes, slices, slice_in, panels, channel_panels, x_c;
+    float scale;
+
+    /// Of COUNT positions, `from` the first of them on, `parity` that one's in its row, those that are `here`; returns the
+    /// largest magnitude. WHOLE: there is one slice, whose channels fill its
+    /// panels, so that every thread may read, whatever it makes of it, and several panels' reads before their writes.
+    template <int COUNT, bool WHOLE> __device__ __forceinline__ unsigned pack(long long from, int row, int parity, bool here, unsigned most) const {
+        int slice = lane / channel_panels, cp = lane - slice * channel_panels;
+        uint4 *to = out + (long long)(slice * panels + parity * channel_panels + cp) * a_rows + row;
+        const Element *first = x + (here ? from : 0) + (long long)(slice * slice_in + cp * E) * x_c;
+#pragma unroll(WHOLE && COUNT == 1 ? 16 / E : 1)
+        for (int p = lane; p < slices * channel_panels; p += lanes) {
+            alignas(16) Element v[COUNT][E];
+#pragma unroll
+            for (int e = 0; e < E; e++) {
+                Neighbours<COUNT> some{};
+                if (WHOLE || (here && cp * E + e < slice_in)) some = read<COUNT>(first + (long long)e * x_c);
+#pragma unroll
+                for (int k = 0; k < COUNT; k++) v[k][e] = !WHOLE || here ? some.x[k] : Element{};
+            }
+#pragma unroll
+            for (int k = 0; k < COUNT; k++) {
+                most = larger(most, v[k]);
+                write(v[k], to + (long long)k * channel_panels * a_rows);
+            }
+            cp += lanes;
+            to += (long long)lanes * a_rows;
+            first += (long long)lanes * E * x_c;
+            // The next slice's panels follow those that fill this one's chunks, its channels this one's.
+            while (!WHOLE && cp >= channel_panels && slice + 1 < slices) {
+                cp -= channel_panels;
+                slice++;
+                to += (long long)(panels - channel_panels) * a_rows;
+                first += (long long)(slice_in - channel_panels * E) * x_c;
+            }
+        }
+        return most;
+    }
+
+    /// Of one position whose channels lie together, in whole 16 bytes.
+    __device__ __forceinline__ unsigned pack_channels(long long from, int row, int parity, bool here, unsigned most) const {
+#pragma unroll(16 / E)
+        for (int p = lane; p < slices * channel_panels; p += lanes) {
+            const int slice = p / channel_panels, cp = p - slice * channel_panels;
+            alignas(16) Element v[E];
+            const uint4 *const first = (const uint4 *)(x + from + slice * slice_in + cp * E);
+#pragma unroll
+            for (int i = 0; i < (int)(E * sizeof(Element) / 16); i++)
+                *(uint4 *)&v[i * 16 / sizeof(Element)] =
+                    here && cp * E + i * 16 / (int)sizeof(Element) < slice_in ? __ldg(first + i) : make_uint4(0, 0, 0, 0);
+            most = larger(most, v);
+            write(v, out + (long long)(slice * panels + parity * channel_panels + cp) * a_rows + row);
+        }
+        return most;
+    }
+
+    __device__ __forceinline__ void write(const Element (&v)[E], uint4 *to) const {
+        uint4 low;
+        *to = operand(v, scale, &low);
+#if KIND == 2
+        to[(long long)slices * panels * a_rows] = low;
+#endif
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(256, 4) halo_pack_input(
     const Element *x, uint4 *out, unsigned *control, int a_rows, int lead, int pd, int ph, int pw, int block, int n, int depth, int height,
     int width, int slices, int slice_in, int panels, int channel_panels, int x_n, int x_c, int x_d, int x_h, int x_w, int lanes) {
     let_next_start();
+    __shared__ Divisor by[3];
+    if (threadIdx.x < 3) by[threadIdx.x] = Divisor(threadIdx.x == 0 ? pw : threadIdx.x == 1 ? ph : pd);
     const int block_rows = 256 / lanes;
     // Neighbouring threads read neighbours: channels or rows.
     const bool dense = x_c == 1;
     const int lane = dense ? threadIdx.x % lanes : threadIdx.x / block_rows;
     const int local = dense ? threadIdx.x / lanes : threadIdx.x % block_rows;
-    const int row = blockIdx.x * block_rows + local, parity = blockIdx.y;
-    const int position = row - lead;
-    const int line = position / pw, iw = (position - line * pw) * block + parity, plane = line / ph, ih = line - plane * ph;
-    const int sample = plane / pd, id = plane - sample * pd;
-    const bool here = position >= 0 && row < a_rows && sample < n && id < depth && ih < height && iw < width;
-    const Element *from = x + (here ? (long long)sample * x_n + id * x_d + ih * x_h + iw * x_w : 0);
-    const bool vectors = dense && ((unsigned long long)x | (x_n | x_d | x_h | x_w | slice_in) * sizeof(Element)) % 16 == 0;
-    const int all = slices * panels;
-    unsigned most = 0;
+    const int row = blockIdx.x * block_rows + local, position = max(row - lead, 0);
     float scale = 1.0f;
 #if KIND == 2
-    const unsigned largest = control[0];
-    scale = power(exponent(largest));
-    if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) control[4] = __float_as_uint(power(-exponent(largest)));
+    const unsigned largest_x = control[0];
+    scale = power(exponent(largest_x));
+    if (blockIdx.x == 0 && threadIdx.x == 0) control[4] = __float_as_uint(power(-exponent(largest_x)));
 #endif
-    const int count = block * channel_panels;
-    int slice = lane / channel_panels, cp = lane - slice * channel_panels;
-    uint4 *to = out + (long long)(slice * panels + parity * channel_panels + cp) * a_rows + row;
-#pragma unroll (16 / E)
-    for (int p = lane; p < slices * channel_panels; p += lanes) {
-        const int c = cp * E;
-        alignas(16) Element v[E];
-        if (vectors && here) {
-#pragma unroll
-            for (int i = 0; i < (int)(E * sizeof(Element) / 16); i++)
-                *(uint4 *)&v[i * 16 / sizeof(Element)] =
-                    c + i * 16 / (int)sizeof(Element) < slice_in ? ((const uint4 *)(from + slice * slice_in + c))[i] : make_uint4(0, 0, 0, 0);
-        } else {
-            const Element *const first = from + (long long)(slice * slice_in + c) * x_c;
-#pragma unroll
-            for (int e = 0; e < E; e++) v[e] = here && c + e < slice_in ? first[(long long)e * x_c] : Element{};
-        }
-#pragma unroll
-        for (int e = 0; e < E; e++) most = max(most, magnitude(v[e]));
-        if (row < a_rows) {
-            uint4 low;
-            *to = operand(v, scale, &low);
+    __syncthreads();
+    const int line = by[0].divide(position), iw = (position - line * pw) * block, plane = by[1].divide(line), ih = line - plane * ph;
+    const int sample = by[2].divide(plane), id = plane - sample * pd;
+    const bool here = row >= lead && sample < n && id < depth && ih < height;
+    const long long from = here ? (long long)sample * x_n + id * x_d + ih * x_h + iw * x_w : 0;
+    const Share share = {x, out, a_rows, lane, lanes, slices, slice_in, panels, channel_panels, x_c, scale};
+    // By vectors of channels, or of the row's positions.
+    const bool channels = dense && ((unsigned long long)x | (x_n | x_d | x_h | x_w | slice_in) * sizeof(Element)) % 16 == 0;
+    const bool whole = slices == 1 && slice_in % E == 0, positions = x_w == 1 && width % block == 0 && (unsigned long long)x % (block * sizeof(Element)) == 0;
+    // For the split a position is coarse if all its channels lie below 2^-26 of the largest, but not all at zero.
+    __shared__ unsigned largest_of[KIND == 2 ? 256 : 1];
+    unsigned most = 0, coarse_ones = 0;
+    if (KIND != 2 && positions && row < a_rows && (block == 2 || block == 4)) {
+        const bool at = here && iw < width;
+        if (whole)
+            most = block == 2 ? share.pack<2, true>(from, row, 0, at, 0) : share.pack<4, true>(from, row, 0, at, 0);
+        else
+            most = block == 2 ? share.pack<2, false>(from, row, 0, at, 0) : share.pack<4, false>(from, row, 0, at, 0);
+    } else {
+#pragma unroll 1
+        for (int parity = 0; parity < block; parity++) {
+            const bool at = here && iw + parity < width;
+            unsigned largest_here = KIND == 2 ? 0 : most;
+            if (row < a_rows)
+                largest_here = channels ? share.pack_channels(from + parity * x_w, row, parity, at, largest_here)
+                               : whole  ? share.pack<1, true>(from + parity * x_w, row, parity, at, largest_here)
+                                        : share.pack<1, false>(from + parity * x_w, row, parity, at, largest_here);
+            most = largest_here;
 #if KIND == 2
-            to[(long long)all * a_rows] = low;
+            largest_of[threadIdx.x] = most;
+            __syncthreads();
+            bool coarse = false;
+            if (lane == 0) {
+                for (int l = 1; l < lanes; l++) most = max(most, largest_of[dense ? local * lanes + l : l * block_rows + local]);
+                coarse = most > 0 && __uint_as_float(most) * scale < 0.000244140625f;
+            }
+            coarse_ones += __syncthreads_count(coarse);
 #endif
         }
-        cp += lanes;
-        to += (long long)lanes * a_rows;
-        while (cp >= channel_panels) cp -= channel_panels, slice++, to += (long long)(panels - channel_panels) * a_rows;
     }
     // Panels that only fill a chunk.
-    if (parity == 0 && row < a_rows)
+    const int count = block * channel_panels;
+    if (row < a_rows)
         for (int p = lane; p < slices * (panels - count); p += lanes) {
             const int slice = p / (panels - count), panel = count + p % (panels - count);
             for (int part = 0; part < PARTS; part++)
-                out[((long long)part * all + slice * panels + panel) * a_rows + row] = make_uint4(0, 0, 0, 0);
+                out[((long long)(part * slices + slice) * panels + panel) * a_rows + row] = make_uint4(0, 0, 0, 0);
         }
 #if KIND == 2
-    // A voxel is coarse if all its channels lie below 2^-26 of the largest, but not all at zero.
-    __shared__ unsigned largest_of[256];
-    largest_of[threadIdx.x] = most;
-    __syncthreads();
-    bool coarse = false;
-    if (lane == 0) {
-        for (int l = 1; l < lanes; l++) most = max(most, largest_of[dense ? local * lanes + l : l * block_rows + local]);
-        coarse = most > 0 && __uint_as_float(most) * scale < 0.000244140625f;
-    }
-    const int coarse_ones = __syncthreads_count(coarse);
-    if (threadIdx.x == 0 && coarse_ones) atomicAdd(&control[2], (unsigned)coarse_ones);
+    if (threadIdx.x == 0 && coarse_ones) atomicAdd(&control[2], coarse_ones);
 #else
-    raise(&control[0], as_float32(Element{}, most));
+    raise(&control[0], as_float32(Element{}, largest(Element{}, most)));
 #endif
     // The weight's pack: whoever waits for this one waits for both.
     await_previous();

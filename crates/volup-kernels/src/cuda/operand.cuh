@@ -4,12 +4,11 @@
 
 #include "element.cuh"
 
-/// float32 rounded to tf32, to nearest, ties away from zero; past the largest it stays finite. Infinities
-/// and NaN stay what they are.
+/// float32 rounded to tf32, to nearest, ties away from zero; past the largest it stays finite. So do infinities and
+/// NaN: where there is one, the definition computes anew.
 __device__ __forceinline__ unsigned round_tf32(float x) {
-    const unsigned bits = __float_as_uint(x), size = bits & 0x7fffffffu, sign = bits ^ size;
-    if (size >= INFINITE) return sign | (size > INFINITE ? 0x7fc00000u : INFINITE);
-    return sign | (min(size + 0x1000u, 0x7f7fe000u) & 0xffffe000u);
+    const unsigned bits = __float_as_uint(x), size = bits & 0x7fffffffu;
+    return (bits ^ size) | (min(size + 0x1000u, 0x7f7fe000u) & 0xffffe000u);
 }
 
 /// The exponent that brings a magnitude, given as bits, to [2^14, 2^15), within what float32 can scale by.
@@ -30,6 +29,20 @@ __device__ __forceinline__ unsigned as_float32(float, unsigned most) { return mo
 template <typename T> __device__ __forceinline__ unsigned as_float32(T, unsigned most) {
     return __float_as_uint(widen(T{(unsigned short)most}));
 }
+
+/// The largest magnitude of some elements so far; of narrow ones two, of every other one each.
+__device__ __forceinline__ unsigned larger(unsigned most, const float (&v)[E]) {
+#pragma unroll
+    for (int e = 0; e < E; e++) most = max(most, magnitude(v[e]));
+    return most;
+}
+template <typename T> __device__ __forceinline__ unsigned larger(unsigned most, const T (&v)[E]) {
+#pragma unroll
+    for (int e = 0; e < E; e += 2) most = __vmaxu2(most, (v[e].bits | (unsigned)v[e + 1].bits << 16) & 0x7fff7fffu);
+    return most;
+}
+__device__ __forceinline__ unsigned largest(float, unsigned most) { return most; }
+template <typename T> __device__ __forceinline__ unsigned largest(T, unsigned most) { return max(most & 0xffff, most >> 16); }
 
 /// Elements as an operand's 16 bytes; the split's low part in `low`.
 __device__ __forceinline__ uint4 operand(const Element (&v)[E], float scale, uint4 *low) {

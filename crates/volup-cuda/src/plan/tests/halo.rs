@@ -64,7 +64,7 @@ fn pack_input(call: &Call<'_>, machine: &mut Machine) {
         [1, 2, 4, 8].contains(&lanes) && block * channel_panels <= panels && slice_in <= channel_panels * e
     );
     let rows_of_block = 256 / lanes;
-    assert_eq!(call.grid, [(a_rows + rows_of_block - 1) / rows_of_block, block, 1]);
+    assert_eq!(call.grid, [(a_rows + rows_of_block - 1) / rows_of_block, 1, 1]);
     let split = parts(call) == 2;
     let by = if split { scale(machine.read(control, 0)) } else { 1.0 };
     if split {
