@@ -271,7 +271,8 @@ impl<'a> Halo<'a> {
         let tile = TILE + element * (bm * n) as f64;
         let tile = repeated * tiles as f64 * tile / (device * full * if ctas == 1 { 1.0 } else { 1.3 });
         let busy = busy + tile;
-        let launches = (parts_of_batch * 2 + if parts == 2 { 4 } else { 3 }) as f64 * LAUNCH;
+        // The first two packs overlap.
+        let launches = (parts_of_batch * 2 + if parts == 2 { 3 } else { 2 }) as f64 * LAUNCH;
         let seconds = busy.max(output) + 0.2 * busy.min(output) + packed / MEMORY + launches;
         Some(Halo {
             operand,
@@ -412,12 +413,10 @@ impl<'a> Halo<'a> {
         push(&mut arguments, [rows, self.lead, pd, ph, self.pw, self.block, count, depth, height, width])?;
         push(&mut arguments, [self.slices, self.slice_in, self.panels(), self.channel_panels])?;
         push(&mut arguments, strides(request.geometry.input_shape(), request.input_format))?;
-        // Few threads for each row, so that finding it is paid for once, unless there are few rows; of NDHWC
-        // a row's threads read what lies together.
+        // One thread for each row, so that finding it is paid for once, unless there are few rows.
         let most = 1 << (self.slices * self.channel_panels).min(8).ilog2();
         let busy = context.device.multiprocessors * 4096;
-        let spread = (busy / rows).max(1).next_power_of_two().min(most);
-        let lanes = if request.input_format == MemoryFormat::ChannelsLast3d { most } else { spread };
+        let lanes = (busy / rows).max(1).next_power_of_two().min(most);
         push(&mut arguments, [lanes])?;
         let params = [("KIND", kind(self.operand))];
         let variant = *context.kernel("halo_pack_input", &self.operand.types(context), &params)?;
