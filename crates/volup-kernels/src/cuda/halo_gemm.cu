@@ -51,6 +51,8 @@
 //
 // # What it takes
 //
+// It may be launched so that it starts while the packs still run: it waits for them itself.
+//
 // Block: 128 threads a warpgroup, and 128 where CTAS is 1, else 32, for the producer. Grid: any number of
 // blocks along the first axis, with `resident` a multiple of slices*blocks. Tiles run over column blocks,
 // slices, phases, rows; a block takes every grid-th. Bytes of dynamic shared memory:

@@ -3,9 +3,10 @@
 // Parameters: `x`, `out`, `control`; i32: `a_rows`, `lead`, `pd`, `ph`, `pw`, `block`, `n`, `depth`,
 // `height`, `width`, `slices`, `slice_in`, `panels` (of a slice: chunks*chunk_panels), `channel_panels`,
 // `x_n`, `x_c`, `x_d`, `x_h`, `x_w`, `lanes`. Threads: 256; `lanes` of them (1, 2, 4 or 8) share a row.
-// `x_c` = 1 is read by vectors of channels, `x_w` = 1 by
-// vectors of a row's positions, where sizes and addresses allow. Grid: (ceil(a_rows / (256/lanes)), 1).
-// Control words as in `pack`; the split reads word 0, which `pack_largest` has filled.
+// `x_c` = 1 is read by vectors of channels, `x_w` = 1 by vectors of a row's positions, where sizes and addresses
+// allow. Grid: (ceil(a_rows / (256/lanes)), 1). Control words as in `pack`; the split reads word 0, which
+// `pack_largest` has filled. It may be launched so that it starts while `halo_pack_weight` still runs, and does not
+// end before that.
 
 #include "divisor.cuh"
 #include "operand.cuh"
