@@ -1,0 +1,107 @@
+//! Plans for an H200 as JSON, without a GPU: what `bench/replay.py` runs, there, with kernels that were compiled
+//! since.
+//!
+//! ```sh
+//! cargo run --release -p volup-cuda --example plans -- kb2-61,kb1-73 tf32,bf16 ncdhw,ndhwc 3 > plans.json
+//! ```
+//!
+//! Names of the case table or of published shapes; precisions `ieee`, `tf32`, `bf16`, `f16`; layouts; how many plans of
+//! each, those that are expected to be fastest.
+
+use serde_json::{Value, json};
+use std::error::Error;
+use volup::testing::{Case, cases, published};
+use volup::{DType, MemoryFormat, Precision};
+use volup_cuda::{Arch, Argument, DeviceInfo, Manifest, Plan, Request, Step};
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [names, precisions, layouts, most] = &arguments[..] else {
+        return Err(
+            "expected: shapes, precisions, layouts (each divided by commas), and how many plans".into()
+        );
+    };
+    let device = DeviceInfo {
+        name: "H200".into(),
+        arch: Arch { major: 9, minor: 0 },
+        multiprocessors: 132,
+        l2_bytes: 50 << 20,
+        memory_bytes: 140 << 30,
+        driver_version: 13000,
+    };
+    let variants = Manifest::embedded().for_device(&device)?;
+    let mut plans = Vec::new();
+    for name in names.split(',') {
+        let case = published().into_iter().chain(cases()).find(|case| case.name == name);
+        let case = case.ok_or_else(|| format!("no shape is called {name}"))?;
+        for precision in precisions.split(',') {
+            for layout in layouts.split(',') {
+                let request = request(&case, precision, layout)?;
+                for plan in Plan::candidates(&request, &device, &variants, most.parse()?)? {
+                    plans.push(described(&case, &request, [precision, layout], &plan));
+                }
+            }
+        }
+    }
+    println!("{}", Value::Array(plans));
+    Ok(())
+}
+
+fn request(case: &Case, precision: &str, layout: &str) -> Result<Request, Box<dyn Error>> {
+    let (dtype, precision) = match precision {
+        "ieee" => (DType::F32, Precision::Ieee),
+        "tf32" => (DType::F32, Precision::Tf32),
+        "bf16" => (DType::Bf16, Precision::Ieee),
+        "f16" => (DType::F16, Precision::Ieee),
+        other => return Err(format!("no precision is called {other}").into()),
+    };
+    let format = match layout {
+        "ncdhw" => MemoryFormat::Contiguous,
+        "ndhwc" => MemoryFormat::ChannelsLast3d,
+        other => return Err(format!("no layout is called {other}").into()),
+    };
+    Ok(Request {
+        block: case.block,
+        geometry: case.geometry(),
+        dtype,
+        precision,
+        input_format: format,
+        output_format: format,
+        algorithm: None,
+    })
+}
+
+fn described(case: &Case, request: &Request, [precision, layout]: [&str; 2], plan: &Plan) -> Value {
+    let (geometry, conv) = (&request.geometry, request.geometry.conv());
+    json!({
+        "shape": case.name, "precision": precision, "layout": layout,
+        "input": geometry.input_shape(), "weight": conv.weight_shape(), "output": geometry.output_shape(),
+        "stride": conv.stride(), "padding": conv.padding(), "output_padding": conv.output_padding(),
+        "dilation": conv.dilation(), "groups": conv.groups(), "bias": conv.has_bias(),
+        "plain": case.block.activation().is_none() && case.block.norm().is_none() && case.block.post_activation().is_none(),
+        "plan": plan.to_string(), "expected_ms": plan.seconds() * 1e3, "workspace": plan.workspace_bytes,
+        "steps": plan.steps.iter().map(step).collect::<Vec<_>>(),
+    })
+}
+
+fn step(step: &Step) -> Value {
+    match step {
+        Step::Clear { at, words } => json!({ "clear": [at, words] }),
+        Step::Launch { variant, grid, shared, arguments, overlap } => json!({
+            "cubin": variant.name, "entry": variant.entry, "threads": variant.threads, "grid": grid,
+            "shared": shared, "overlap": overlap,
+            "arguments": arguments.iter().map(argument).collect::<Vec<_>>(),
+        }),
+    }
+}
+
+/// What it is, and its value; of an address the buffer, and bytes into it.
+fn argument(argument: &Argument) -> Value {
+    match argument {
+        Argument::Pointer(buffer, offset) => json!([format!("{buffer:?}"), offset]),
+        Argument::I32(value) => json!(["i32", value]),
+        Argument::I64(value) => json!(["i64", value]),
+        Argument::F32(value) => json!(["f32", value]),
+        Argument::F64(value) => json!(["f64", value]),
+    }
+}
