@@ -37,8 +37,8 @@ struct Share {
     float scale;
 
     /// Of COUNT positions, `from` the first of them on, `parity` that one's in its row, those that are `here`; returns the
-    /// largest magnitude. WHOLE: there is one slice, whose channels fill its
-    /// panels, so that every thread may read, whatever it makes of it, and several panels' reads before their writes.
+    /// largest magnitude. WHOLE: there is one slice, whose channels fill its panels, so that every thread may read,
+    /// whatever it makes of it, and several panels before it writes them.
     template <int COUNT, bool WHOLE> __device__ __forceinline__ unsigned pack(long long from, int row, int parity, bool here, unsigned most) const {
         int slice = lane / channel_panels, cp = lane - slice * channel_panels;
         uint4 *to = out + (long long)(slice * panels + parity * channel_panels + cp) * a_rows + row;
@@ -124,7 +124,8 @@ extern "C" __global__ void __launch_bounds__(256, 4) halo_pack_input(
     const Share share = {x, out, a_rows, lane, lanes, slices, slice_in, panels, channel_panels, x_c, scale};
     // By vectors of channels, or of the row's positions.
     const bool channels = dense && ((unsigned long long)x | (x_n | x_d | x_h | x_w | slice_in) * sizeof(Element)) % 16 == 0;
-    const bool whole = slices == 1 && slice_in % E == 0, positions = x_w == 1 && width % block == 0 && (unsigned long long)x % (block * sizeof(Element)) == 0;
+    const bool positions = x_w == 1 && width % block == 0 && (unsigned long long)x % (block * sizeof(Element)) == 0;
+    const bool whole = slices == 1 && slice_in % E == 0;
     // For the split a position is coarse if all its channels lie below 2^-26 of the largest, but not all at zero.
     __shared__ unsigned largest_of[KIND == 2 ? 256 : 1];
     unsigned most = 0, coarse_ones = 0;
