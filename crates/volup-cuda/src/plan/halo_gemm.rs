@@ -346,8 +346,7 @@ impl<'a> Halo<'a> {
         for start in (0..batch).step_by(self.batch) {
             let count = self.batch.min(batch - start);
             let at = |sample: usize| (start * sample * request.dtype.size()) as u64;
-            // The first goes along with the weight's; what a product reads is not written before that is done.
-            self.pack_input(context, control, input, [start, count], at(in_sample), steps)?;
+            self.pack_input(context, control, input, count, at(in_sample), steps)?;
             let operands = [input, weight, control + SCALE, scale];
             self.multiply(context, operands, count, at(out_sample), steps)?;
         }
@@ -400,7 +399,7 @@ impl<'a> Halo<'a> {
         context: Context<'_>,
         control: u64,
         input: u64,
-        [start, count]: [usize; 2],
+        count: usize,
         at: u64,
         steps: &mut Vec<Step>,
     ) -> Result<()> {
@@ -421,7 +420,8 @@ impl<'a> Halo<'a> {
         let params = [("KIND", kind(self.operand))];
         let variant = *context.kernel("halo_pack_input", &self.operand.types(context), &params)?;
         let grid = [rows.div_ceil(THREADS / lanes) as u32, 1, 1];
-        steps.push(Step::Launch { variant, grid, shared: 0, arguments, overlap: start == 0 });
+        // The first goes along with the weight's; later ones write what the product before them reads.
+        steps.push(Step::Launch { variant, grid, shared: 0, arguments, overlap: at == 0 });
         Ok(())
     }
 

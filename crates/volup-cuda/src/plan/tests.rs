@@ -13,10 +13,10 @@ mod tiles;
 #[path = "../../../volup-kernels/src/variants.rs"]
 mod variants;
 
-use crate::plan::{Argument, Buffer, Plan, Request};
+use crate::plan::{Argument, Buffer, Plan, Request, Step};
 use crate::{Algorithm, DeviceInfo, Variant};
 use machine::Call;
-use manifest::{devices, signature, variants_for};
+use manifest::{devices, signature, source, variants_for};
 use volup::testing::{Case, cases, published};
 use volup::{DType, Error, MemoryFormat, Precision};
 
@@ -128,6 +128,26 @@ fn fits(call: &Call<'_>, plan: &Plan, what: &str) {
         let spanned = (call.size("BR") / (pd * ph * pw) + 2).min(n);
         assert!(spanned * x_n < 1 << 31, "{what}");
     }
+}
+
+/// A kernel that may start before the launch before it is done waits for that itself.
+#[test]
+fn what_overlaps_waits_for_the_launch_before() {
+    let [_, hopper, _] = devices();
+    let mut overlapping = 0;
+    for case in planned() {
+        for request in requests(&case) {
+            let plan = plan(&request, &hopper, &[]).unwrap();
+            for pair in plan.steps.windows(2) {
+                let Step::Launch { variant, overlap: true, .. } = &pair[1] else { continue };
+                assert!(source(variant).contains(" await_previous();"), "{} in {plan}", variant.name);
+                assert!(matches!(pair[0], Step::Launch { .. }), "{} after no launch in {plan}", variant.name);
+                overlapping += 1;
+            }
+            assert!(!matches!(plan.steps.first(), Some(Step::Launch { overlap: true, .. })), "{plan}");
+        }
+    }
+    assert!(overlapping > 0);
 }
 
 /// Everything works in a few times its input.

@@ -7,11 +7,6 @@
 #error "KIND, and TYPE_F16 or TYPE_BF16 for 0"
 #endif
 
-/// The kernel after this one may start, and waits for this one where it has to; a kernel that is launched so waits for
-/// the one before it.
-__device__ __forceinline__ void let_next_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
-__device__ __forceinline__ void await_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
-
 /// float16 and bfloat16 as what they are in memory.
 struct Half {
     unsigned short bits;
@@ -40,7 +35,6 @@ using Element = float;
 /// Parts of an operand, and elements of 16 bytes of it.
 constexpr int PARTS = KIND == 2 ? 2 : 1;
 constexpr int E = KIND == 1 ? 4 : 8;
-constexpr unsigned INFINITE = 0x7f800000u;
 
 __device__ __forceinline__ float widen(float x) { return x; }
 __device__ __forceinline__ float widen(Half x) {

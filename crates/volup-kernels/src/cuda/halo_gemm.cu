@@ -76,6 +76,7 @@
 
 #include "divisor.cuh"
 #include "halo_epilogue.cuh"
+#include "launch.cuh"
 
 /// What the numbers of all tiles are divided by.
 struct Divisors {

@@ -9,6 +9,7 @@
 // end before that.
 
 #include "divisor.cuh"
+#include "launch.cuh"
 #include "operand.cuh"
 
 /// Neighbours that are read at once.
@@ -139,12 +140,12 @@ extern "C" __global__ void __launch_bounds__(256, 4) halo_pack_input(
 #pragma unroll 1
         for (int parity = 0; parity < block; parity++) {
             const bool at = here && iw + parity < width;
-            unsigned largest_here = KIND == 2 ? 0 : most;
+            // The split's is of a position, others' of all.
+            if (KIND == 2) most = 0;
             if (row < a_rows)
-                largest_here = channels ? share.pack_channels(from + parity * x_w, row, parity, at, largest_here)
-                               : whole  ? share.pack<1, true>(from + parity * x_w, row, parity, at, largest_here)
-                                        : share.pack<1, false>(from + parity * x_w, row, parity, at, largest_here);
-            most = largest_here;
+                most = channels ? share.pack_channels(from + parity * x_w, row, parity, at, most)
+                       : whole  ? share.pack<1, true>(from + parity * x_w, row, parity, at, most)
+                                : share.pack<1, false>(from + parity * x_w, row, parity, at, most);
 #if KIND == 2
             largest_of[threadIdx.x] = most;
             __syncthreads();

@@ -6,6 +6,7 @@
 // `channels_first`, `block`, `channel_panels`, `w_first`, `w_stride`, `w_dilation`, `d_kernel`, `h_kernel`,
 // `w_kernel`, `w_low`, `w_steps`, `w_step`. Threads: 256. Grid: (ceil(items / 256), 1).
 
+#include "launch.cuh"
 #include "operand.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) halo_pack_weight(

@@ -83,10 +83,15 @@ pub fn signature(variant: &Variant) -> &'static Signature {
     known.get(&key(variant)).expect("a kernel of the list")
 }
 
-fn declared(variant: &Variant) -> Signature {
-    let name = variant.entry.trim_end_matches("_entry");
-    let file = if variant.exact { name } else { variant.family };
+/// The file of a variant's kernel.
+pub fn source(variant: &Variant) -> &'static str {
+    let file = if variant.exact { variant.entry } else { variant.family };
     let (_, source) = SOURCES.iter().find(|(known, _)| *known == file).expect("a known file");
+    source
+}
+
+fn declared(variant: &Variant) -> Signature {
+    let (name, source) = (variant.entry.trim_end_matches("_entry"), source(variant));
     if variant.exact {
         return declared_in_cuda(variant, source);
     }
