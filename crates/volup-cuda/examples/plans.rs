@@ -5,8 +5,9 @@
 //! cargo run --release -p volup-cuda --example plans -- kb2-61,kb1-73 tf32,bf16 ncdhw,ndhwc 3 > plans.json
 //! ```
 //!
-//! Names of the case table or of published shapes; precisions `ieee`, `tf32`, `bf16`, `f16`; layouts; how many plans of
-//! each, those that are expected to be fastest.
+//! Names of the case table or of published shapes, `cases` for the whole table, or one case
+//! in the notation of the table; precisions `ieee`, `tf32`, `bf16`, `f16`; layouts; how many plans of
+//! each, those that are expected to be fastest; if wanted, of which family.
 
 use serde_json::{Value, json};
 use std::error::Error;
@@ -16,9 +17,10 @@ use volup_cuda::{Arch, Argument, DeviceInfo, Manifest, Plan, Request, Step};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let [names, precisions, layouts, most] = &arguments[..] else {
+    let family = arguments.get(4).map(|name| name.parse()).transpose()?;
+    let [names, precisions, layouts, most, ..] = &arguments[..] else {
         return Err(
-            "expected: shapes, precisions, layouts (each divided by commas), and how many plans".into()
+            "expected: shapes, precisions, layouts (each divided by commas), how many plans, perhaps a family".into()
         );
     };
     let device = DeviceInfo {
@@ -31,12 +33,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let variants = Manifest::embedded().for_device(&device)?;
     let mut plans = Vec::new();
-    for name in names.split(',') {
-        let case = published().into_iter().chain(cases()).find(|case| case.name == name);
-        let case = case.ok_or_else(|| format!("no shape is called {name}"))?;
+    for case in wanted(names)? {
         for precision in precisions.split(',') {
             for layout in layouts.split(',') {
-                let request = request(&case, precision, layout)?;
+                let request = Request { algorithm: family, ..request(&case, precision, layout)? };
                 for plan in Plan::candidates(&request, &device, &variants, most.parse()?)? {
                     plans.push(described(&case, &request, [precision, layout], &plan));
                 }
@@ -45,6 +45,21 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     println!("{}", Value::Array(plans));
     Ok(())
+}
+
+/// Cases by their names, or one by its notation.
+fn wanted(names: &str) -> Result<Vec<Case>, Box<dyn Error>> {
+    if names.contains('>') {
+        return Ok(vec![Case::parse("given", names, "what was asked for")?]);
+    }
+    if names == "cases" {
+        return Ok(cases().into_iter().filter(|case| case.batch != Some(0)).collect());
+    }
+    let find = |name| published().into_iter().chain(cases()).find(|case| case.name == name);
+    names
+        .split(',')
+        .map(|name| find(name).ok_or_else(|| format!("no shape is called {name}").into()))
+        .collect()
 }
 
 fn request(case: &Case, precision: &str, layout: &str) -> Result<Request, Box<dyn Error>> {

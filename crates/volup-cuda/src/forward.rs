@@ -18,12 +18,19 @@ pub enum Algorithm {
     Interleave,
     /// The matrix product a phase on Hopper, from operands in shared memory.
     HaloGemm,
+    /// All phases of a box of positions on tensor cores, from the input itself.
+    BoxGemm,
 }
 
 impl Algorithm {
     /// All families.
-    pub const ALL: [Algorithm; 4] =
-        [Algorithm::Direct, Algorithm::LinearGemm, Algorithm::Interleave, Algorithm::HaloGemm];
+    pub const ALL: [Algorithm; 5] = [
+        Algorithm::Direct,
+        Algorithm::LinearGemm,
+        Algorithm::Interleave,
+        Algorithm::HaloGemm,
+        Algorithm::BoxGemm,
+    ];
 }
 
 impl fmt::Display for Algorithm {
@@ -33,6 +40,7 @@ impl fmt::Display for Algorithm {
             Algorithm::LinearGemm => "linear_gemm",
             Algorithm::Interleave => "interleave",
             Algorithm::HaloGemm => "halo_gemm",
+            Algorithm::BoxGemm => "box_gemm",
         })
     }
 }
@@ -45,7 +53,7 @@ impl FromStr for Algorithm {
         named.ok_or_else(|| Error::UnknownName {
             param: "algorithm",
             got: name.into(),
-            expected: "direct, linear_gemm, interleave, halo_gemm",
+            expected: "direct, linear_gemm, interleave, halo_gemm, box_gemm",
         })
     }
 }

@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 
 /// The most arguments that a kernel takes.
-const MOST: usize = 64;
+const MOST: usize = 96;
 
 /// The arguments of a launch in order, on the stack: nothing is allocated.
 #[derive(Clone, Debug)]
@@ -25,7 +25,7 @@ impl Arguments {
     /// Adds a device address.
     ///
     /// # Panics
-    /// Here and below: at the 65th argument.
+    /// Here and below: at the 97th argument.
     #[inline]
     pub fn pointer(&mut self, address: u64) -> &mut Arguments {
         self.slots[self.count] = address;
@@ -119,8 +119,8 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "index out of bounds")]
-    fn there_are_64_at_most() {
+    fn there_are_96_at_most() {
         let mut arguments = Arguments::new();
-        (0..65).for_each(|value| _ = arguments.i32(value));
+        (0..97).for_each(|value| _ = arguments.i32(value));
     }
 }

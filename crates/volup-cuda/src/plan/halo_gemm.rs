@@ -2,7 +2,7 @@
 //! says what the numbers mean.
 
 use super::pack::{self, Operand};
-use super::phases::PhaseAxis;
+use super::phases::{Lattice, PhaseAxis};
 use super::{
     Argument, Buffer, Context, Step, Workspace, activation_code, direct, epilogue, int, push, size, strides,
 };
@@ -25,20 +25,24 @@ const PROMOTED: usize = 192;
 /// Threads of the packs.
 const THREADS: usize = 256;
 
+/// The time, in seconds, below which a launch that starts early gains by it in any case.
+const SHORT: f64 = 3e-4;
 /// What a launch costs beside its work, in seconds.
 const LAUNCH: f64 = 3e-6;
 /// Clocks a second, and the share of the matrix instructions' rate that is reached.
 const CLOCK: f64 = 1.65e9;
-const EFFICIENCY: f64 = 0.8;
+const EFFICIENCY: f64 = 0.95;
 /// Bytes a second of the memory, and from the second-level cache to shared memory.
 const MEMORY: f64 = 3.2e12;
 const CACHE: f64 = 4.5e12;
+/// How much longer it takes to write sectors in two parts, and how much more for each line.
+const PARTLY: [f64; 2] = [1.35, 32.0];
 /// Clocks that a block takes to get hold of a stage of A, and of a unit of B.
-const STAGE: f64 = 400.0;
-const UNIT: f64 = 150.0;
+const STAGE: f64 = 320.0;
+const UNIT: f64 = 120.0;
 /// What a tile costs beside its products, and what one of its elements does, in seconds.
-const TILE: f64 = 2e-6;
-const ELEMENT: f64 = 0.14e-9;
+const TILE: f64 = 1.6e-6;
+const ELEMENT: f64 = 0.09e-9;
 /// The most pairs of residues along depth and height that the kernels have a table for.
 const MOST_PHASES: usize = 64;
 
@@ -47,6 +51,9 @@ pub(super) struct Halo<'a> {
     operand: Operand,
     kernel: &'a Variant,
     axes: [PhaseAxis; 3],
+    /// Every how manieth output along each axis is computed, from which one on; all others are filled.
+    steps: [usize; 3],
+    first: [usize; 3],
     /// Positions along width that make one row, and rows of a line.
     block: usize,
     pw: usize,
@@ -144,7 +151,9 @@ impl<'a> Halo<'a> {
         let geometry = &context.request.geometry;
         let conv = geometry.conv();
         let (bm, n, ctas) = (tile_rows(kernel), size(kernel, "BN"), size(kernel, "CTAS"));
-        let axes = geometry.axes().map(PhaseAxis::new);
+        let [Some(d), Some(h), Some(w)] = geometry.axes().map(Lattice::new) else { return None };
+        let (lattice_steps, first) = ([d, h, w].map(|axis| axis.step), [d, h, w].map(|axis| axis.first));
+        let axes = [d, h, w].map(|lattice| PhaseAxis::new(lattice.axis));
         let [depth, height, width] = &axes;
         let (slice_in, slice_out) = (conv.in_channels() / slices, conv.out_channels() / slices);
 
@@ -254,7 +263,7 @@ impl<'a> Halo<'a> {
             * chunks
             * if whole_h { h_step.min(height.axis.kernel) } else { height.axis.kernel };
         let turns = taps * chunks * (w_steps / unit_steps);
-        let waits = (row_tiles * all) as f64 * (stages as f64 * STAGE + turns as f64 * UNIT);
+        let waits = (row_tiles * all) as f64 * (stages as f64 * STAGE + turns as f64 * UNIT * parts as f64);
         let compute = (instructions * clocks / EFFICIENCY + waits) / (device * CLOCK * full);
         let copied = (row_tiles * all) as f64 * (stages * stage) as f64;
         let weights =
@@ -271,13 +280,28 @@ impl<'a> Halo<'a> {
         let tile = TILE + element * (bm * n) as f64;
         let tile = repeated * tiles as f64 * tile / (device * full * if ctas == 1 { 1.0 } else { 1.3 });
         let busy = busy + tile;
+        // The rest of the output is written first, and then what of it is computed once more.
+        let fill = if lattice_steps == [1; 3] { 0.0 } else { output + LAUNCH };
+        // Interleaved lines of float32 that start anywhere: each sector is written in two parts.
+        let size = context.request.dtype.size();
+        let anywhere = context.request.output_format == MemoryFormat::Contiguous
+            && block * width.axis.stride > 1
+            && !(width.axis.output * size).is_multiple_of(32);
+        let output = if anywhere && size == 4 {
+            (PARTLY[0] + PARTLY[1] / width.axis.output as f64) * output
+        } else {
+            output
+        };
+        let output = output / lattice_steps[..2].iter().product::<usize>() as f64;
         // The first two packs overlap.
         let launches = (parts_of_batch * 2 + if parts == 2 { 3 } else { 2 }) as f64 * LAUNCH;
-        let seconds = busy.max(output) + 0.2 * busy.min(output) + packed / MEMORY + launches;
+        let seconds = busy.max(output) + 0.2 * busy.min(output) + packed / MEMORY + launches + fill;
         Some(Halo {
             operand,
             kernel,
             axes,
+            steps: lattice_steps,
+            first,
             block,
             pw,
             batch,
@@ -347,11 +371,40 @@ impl<'a> Halo<'a> {
             let count = self.batch.min(batch - start);
             let at = |sample: usize| (start * sample * request.dtype.size()) as u64;
             self.pack_input(context, control, input, count, at(in_sample), steps)?;
+            if start == 0 && self.steps != [1; 3] {
+                self.fill(context, steps)?;
+            }
             let operands = [input, weight, control + SCALE, scale];
             self.multiply(context, operands, count, at(out_sample), steps)?;
         }
         // Where the input or the weight holds what the fast path cannot compute with, the definition.
         steps.push(direct::step(context, Some(control))?);
+        Ok(())
+    }
+
+    /// What outputs are that no tap reaches, everywhere.
+    fn fill(&self, context: Context<'_>, steps: &mut Vec<Step>) -> Result<()> {
+        let request = context.request;
+        let (conv, volume) = (request.geometry.conv(), request.geometry.output_voxels());
+        let count: usize = request.geometry.output_shape().iter().product();
+        let inner = if request.output_format == MemoryFormat::Contiguous { volume } else { 1 };
+        let mut arguments = [Buffer::Bias, Buffer::Output].map(|of| Argument::Pointer(of, 0)).to_vec();
+        push(&mut arguments, [conv.out_channels(), inner])?;
+        let (code, slope) = activation_code(epilogue(&request.block)[0]);
+        arguments.extend([Argument::I64(count as i64), i32::from(conv.has_bias()).into(), code.into()]);
+        arguments.push(Argument::F64(slope));
+        let kind = i64::from(self.operand != Operand::Half);
+        let variant = *context.kernel("fill_output", &self.operand.types(context), &[("KIND", kind)])?;
+        let vectors = (count * request.dtype.size()).div_ceil(16);
+        let blocks = vectors.div_ceil(THREADS).min(8 * context.device.multiprocessors);
+        // Nothing here needs the packs.
+        steps.push(Step::Launch {
+            variant,
+            grid: [blocks as u32, 1, 1],
+            shared: 0,
+            arguments,
+            overlap: true,
+        });
         Ok(())
     }
 
@@ -441,6 +494,9 @@ impl<'a> Halo<'a> {
         if split {
             arguments.extend([pointer(scale_x), pointer(scale_w)]);
         }
+        let [y_n, y_c, y @ ..] = strides(request.geometry.output_shape(), request.output_format);
+        let first: usize = y.iter().zip(self.first).map(|(stride, first)| stride * first).sum();
+        let at = at + (first * request.dtype.size()) as u64;
         arguments.extend([Argument::Pointer(Buffer::Bias, 0), Argument::Pointer(Buffer::Output, at)]);
         let [depth, height, width] = &self.axes;
         let rows = self.rows(count);
@@ -453,7 +509,7 @@ impl<'a> Halo<'a> {
         arguments.push((self.w_low as i32).into());
         push(&mut arguments, [self.w_steps, self.w_step, self.chunk_panels, self.chunks, self.slices])?;
         push(&mut arguments, [self.blocks, self.slice_out])?;
-        push(&mut arguments, strides(request.geometry.output_shape(), request.output_format))?;
+        push(&mut arguments, [y_n, y_c, y[0] * self.steps[0], y[1] * self.steps[1], y[2] * self.steps[2]])?;
         let first = i32::from(request.output_format == MemoryFormat::Contiguous);
         let (code, slope) = activation_code(epilogue(&request.block)[0]);
         arguments.extend([first, i32::from(conv.has_bias()), code].map(Argument::from));
@@ -475,7 +531,10 @@ impl<'a> Halo<'a> {
             blocks = (blocks / all).max(1) * all;
         }
         let (grid, shared) = ([blocks as u32, 1, 1], self.shared as u32);
-        steps.push(Step::Launch { variant: *self.kernel, grid, shared, arguments, overlap: true });
+        // Short ones gain by starting early. Long ones that write parts of sectors, which meet in the cache, were
+        // seen to lose more than that.
+        let overlap = self.seconds < SHORT || self.outputs() == 1;
+        steps.push(Step::Launch { variant: *self.kernel, grid, shared, arguments, overlap });
         Ok(())
     }
 }

@@ -3,6 +3,7 @@
 //! A plan is a pure function of the block, its sizes, the device and the kernels at hand, so it is
 //! tested without a GPU. [`crate::Forward`] runs one.
 
+mod box_gemm;
 mod direct;
 mod halo_gemm;
 mod interleave;
@@ -271,6 +272,7 @@ enum Family<'a> {
     Linear(linear_gemm::Linear<'a>),
     Interleave(interleave::Interleave<'a>),
     Halo(halo_gemm::Halo<'a>),
+    Box(box_gemm::BoxGemm<'a>),
 }
 
 impl<'a> Family<'a> {
@@ -279,6 +281,7 @@ impl<'a> Family<'a> {
             Family::Linear(_) => Algorithm::LinearGemm,
             Family::Interleave(_) => Algorithm::Interleave,
             Family::Halo(_) => Algorithm::HaloGemm,
+            Family::Box(_) => Algorithm::BoxGemm,
         }
     }
 
@@ -288,6 +291,7 @@ impl<'a> Family<'a> {
             Family::Linear(linear) => linear.seconds,
             Family::Interleave(interleave) => interleave.seconds,
             Family::Halo(halo) => halo.seconds,
+            Family::Box(boxes) => boxes.seconds,
         }
     }
 
@@ -299,7 +303,9 @@ impl<'a> Family<'a> {
         }
         let mut all: Vec<Family<'a>> = halo_gemm::Halo::all(context).into_iter().map(Family::Halo).collect();
         all.extend(interleave::Interleave::new(context).map(Family::Interleave));
-        if all.is_empty() || context.request.algorithm == Some(Algorithm::LinearGemm) {
+        all.extend(box_gemm::BoxGemm::all(context).into_iter().map(Family::Box));
+        let asked_for = |wanted| all.iter().any(|family: &Family<'_>| family.algorithm() == wanted);
+        if all.is_empty() || !context.request.algorithm.is_none_or(asked_for) {
             all.extend(linear_gemm::Linear::new(context)?.map(Family::Linear));
         }
         Ok(all)
@@ -310,6 +316,7 @@ impl<'a> Family<'a> {
             Family::Linear(linear) => linear.steps(context, workspace, steps),
             Family::Interleave(interleave) => interleave.steps(context, workspace, steps),
             Family::Halo(halo) => halo.steps(context, workspace, steps),
+            Family::Box(boxes) => boxes.steps(context, workspace, steps),
         }
     }
 }
@@ -320,6 +327,7 @@ impl fmt::Display for Family<'_> {
             Family::Linear(linear) => linear.fmt(f),
             Family::Interleave(interleave) => interleave.fmt(f),
             Family::Halo(halo) => halo.fmt(f),
+            Family::Box(boxes) => boxes.fmt(f),
         }
     }
 }
@@ -351,7 +359,7 @@ impl Plan {
     }
 
     /// The plans for a request that may be the fastest, the one that is expected to be first, at most `most`:
-    /// for measuring which of them is.
+    /// for measuring which of them is. Of the family that is asked for, if one is.
     ///
     /// # Errors
     /// As [`Plan::new`].
@@ -363,6 +371,7 @@ impl Plan {
     ) -> Result<Vec<Plan>> {
         let context = Context { request, device, variants };
         let mut families = Family::all(context)?;
+        families.retain(|family| request.algorithm.is_none_or(|wanted| wanted == family.algorithm()));
         families.sort_by(|one, other| one.seconds().total_cmp(&other.seconds()));
         let mut plans = Vec::<Plan>::new();
         for family in families.into_iter().take(most) {

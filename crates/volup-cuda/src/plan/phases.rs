@@ -15,6 +15,33 @@ pub(super) struct PhaseAxis {
     pub(super) reach: usize,
 }
 
+/// The outputs along an axis that taps reach: every `step`-th from `first` on. Where stride and dilation have a common
+/// divisor, or there is one tap, none reaches any other.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Lattice {
+    pub(super) step: usize,
+    pub(super) first: usize,
+    /// The axis as these outputs see it: stride and dilation without their common divisor.
+    pub(super) axis: Axis,
+}
+
+impl Lattice {
+    /// Nothing if no tap reaches any output.
+    pub(super) fn new(axis: Axis) -> Option<Lattice> {
+        // One tap has no distance to another.
+        let dilation = if axis.kernel == 1 { axis.stride } else { axis.dilation };
+        let step = gcd(axis.stride, dilation);
+        // The first output for which output + padding is a multiple of the step.
+        let first = axis.padding.next_multiple_of(step) - axis.padding;
+        let mut seen = axis;
+        seen.output = axis.output.checked_sub(first)?.div_ceil(step);
+        seen.stride = axis.stride / step;
+        seen.padding = (first + axis.padding) / step;
+        seen.dilation = dilation / step;
+        (seen.output > 0).then_some(Lattice { step, first, axis: seen })
+    }
+}
+
 impl PhaseAxis {
     pub(super) fn new(axis: Axis) -> PhaseAxis {
         let Axis { input, output, kernel, stride, padding, dilation, .. } = axis;
@@ -51,6 +78,28 @@ impl PhaseAxis {
     pub(super) fn apart(&self) -> usize {
         let Axis { kernel, stride, dilation, .. } = self.axis;
         (0..kernel).map(|tap| tap * dilation / stride).fold(0, gcd).max(1)
+    }
+
+    /// Positions that any output belongs to.
+    pub(super) fn positions(&self) -> usize {
+        (self.axis.padding + self.axis.output - 1) / self.axis.stride - self.first + 1
+    }
+
+    /// Offsets of taps: multiples of how far apart they are, below so many of them.
+    pub(super) fn offsets(&self) -> usize {
+        self.reach / self.apart() + 1
+    }
+
+    /// Whether a residue has a tap at an offset of that number.
+    pub(super) fn hit(&self, residue: usize, offset: usize) -> bool {
+        let Axis { kernel, stride, dilation, .. } = self.axis;
+        let far = offset * self.apart() * stride + residue;
+        far.is_multiple_of(dilation) && far / dilation < kernel
+    }
+
+    /// Inputs that so many neighbouring positions need.
+    pub(super) fn halo(&self, positions: usize) -> usize {
+        positions + (self.offsets() - 1) * self.apart()
     }
 
     /// Adds what kernels are told of an axis whose residues are phases.

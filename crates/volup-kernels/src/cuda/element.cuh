@@ -1,5 +1,5 @@
 // Elements of tensors and of operands, by `KIND` (0: f16 or bf16, with TYPE_F16 or TYPE_BF16; 1: float32 rounded to
-// tf32; 2: float32 as two fp16).
+// tf32; 2: float32 as two fp16; 3: float32 as two tf32).
 
 #pragma once
 
@@ -25,16 +25,16 @@ using Element = Bfloat;
 #endif
 #else
 using Element = float;
-#if KIND == 1
-#define OPERAND "tf32"
-#else
+#if KIND == 2
 #define OPERAND "f16"
+#else
+#define OPERAND "tf32"
 #endif
 #endif
 
 /// Parts of an operand, and elements of 16 bytes of it.
-constexpr int PARTS = KIND == 2 ? 2 : 1;
-constexpr int E = KIND == 1 ? 4 : 8;
+constexpr int PARTS = KIND >= 2 ? 2 : 1;
+constexpr int E = KIND == 1 || KIND == 3 ? 4 : 8;
 
 __device__ __forceinline__ float widen(float x) { return x; }
 __device__ __forceinline__ float widen(Half x) {

@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "curve.cuh"
 #include "hopper.cuh"
 
 #if !defined(MI) || !defined(CTAS) || !defined(WGS)
@@ -19,18 +20,6 @@ constexpr int CONSUMER_REGISTERS = WGS == 4 ? 104 : WGS == 3 ? 152 : 224, PRODUC
 constexpr int ROWS = 16 * MI, PIECE = 16, COLUMN_PITCH = ROWS + 4, STAGING = PIECE * COLUMN_PITCH;
 /// What no column or row is at, so that no sum of two is an output.
 constexpr int NOWHERE = 1 << 29;
-
-/// A value through one of the curved activations, as in `epilogue`.
-__device__ __forceinline__ float curve(float x, int code) {
-    switch (code) {
-    case 3: return __fdividef(x, 1.0f + expf(-x));
-    case 4: return 0.5f * x * erfcf(-0.70710678f * x);
-    case 5: return __fdividef(x, 1.0f + expf(-x * (1.59576912f + 0.0713548163f * x * x)));
-    case 6: return x * (fminf(fmaxf(x + 3.0f, 0.0f), 6.0f) * 0.166666667f);
-    case 7: return __fdividef(1.0f, 1.0f + expf(-x));
-    default: return tanhf(x);
-    }
-}
 
 /// What follows a warp's sums: scale, bias, activation, and the way to y.
 struct Epilogue {

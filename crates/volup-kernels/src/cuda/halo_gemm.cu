@@ -461,7 +461,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
         const bool vectors = channels % 4 == 0 && y_w % 4 == 0 && (unsigned long long)y % (4 * sizeof(Element)) == 0;
         // Every row a voxel, in their order; a sample of whole vectors.
         const bool dense = channels_first && outputs == 1 && d_stride * h_stride == 1 && pd == d_out && ph == h_out && pw == w_out &&
-                           w_shift == 0 && d_shift == 0 && h_shift == 0 &&
+                           y_w == 1 && y_h == w_out && y_d == h_out * w_out && w_shift == 0 && d_shift == 0 && h_shift == 0 &&
                            ((unsigned long long)y | (unsigned long long)(unsigned)y_c * sizeof(Element)) % 16 == 0;
 #pragma unroll 1
         for (int piece = 0; piece < BN; piece += PIECE) {

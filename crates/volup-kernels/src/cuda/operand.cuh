@@ -50,6 +50,11 @@ __device__ __forceinline__ uint4 operand(const Element (&v)[E], float scale, uin
     return *(const uint4 *)v;
 #elif KIND == 1
     return make_uint4(round_tf32(v[0]), round_tf32(v[1]), round_tf32(v[2]), round_tf32(v[3]));
+#elif KIND == 3
+    const uint4 high = make_uint4(round_tf32(v[0]), round_tf32(v[1]), round_tf32(v[2]), round_tf32(v[3]));
+    *low = make_uint4(round_tf32(v[0] - __uint_as_float(high.x)), round_tf32(v[1] - __uint_as_float(high.y)),
+                      round_tf32(v[2] - __uint_as_float(high.z)), round_tf32(v[3] - __uint_as_float(high.w)));
+    return high;
 #else
     unsigned hi[4], lo[4];
 #pragma unroll

@@ -3,6 +3,7 @@
 //! Values are not rounded to what the kernels store. A float32 is split as `hi + lo / 2048` with a `lo`
 //! that matters but whose square does not, so that a part read in the other's place shows.
 
+use super::boxes;
 use super::halo;
 use super::interleave;
 use super::machine::{Call, Machine, Pointer};
@@ -16,9 +17,11 @@ pub const COARSE: f64 = 0x3980_0000_u32 as f64;
 /// What lo is multiplied by.
 pub const LIFT: f64 = 2048.0;
 /// The share of a value that is split off.
-const SPLIT_OFF: f64 = 1.0 / 65536.0;
+pub const SPLIT_OFF: f64 = 1.0 / 65536.0;
 /// Arguments that start at multiples of 256 bytes.
-const ALIGNED: [&str; 9] = [
+const ALIGNED: [&str; 11] = [
+    "box_gemm a",
+    "box_pack_weight out",
     "halo_gemm a",
     "halo_gemm b",
     "halo_pack_input out",
@@ -42,6 +45,8 @@ pub fn run(call: &Call<'_>, machine: &mut Machine) {
         name if name.starts_with("pack_input_") => pack_input(call, machine),
         name if name.starts_with("pack_weight_") => pack_weight(call, machine),
         name if name.starts_with("linear_gemm_") => linear_gemm(call, machine),
+        "fill_output" => boxes::fill_output(call, machine),
+        name if name.starts_with("box_") => boxes::run(call, machine),
         name if name.starts_with("halo_") => halo::run(call, machine),
         name if name.starts_with("interleave_") => interleave::run(call, machine),
         _ => norm::run(call, machine),
@@ -80,6 +85,7 @@ pub fn extents(call: &Call<'_>) -> Vec<(Pointer, i64)> {
             found.extend([("scale_x", 1), ("scale_w", columns)]);
         }
         name if name.starts_with("norm_") => found = norm::extents(call),
+        name if name.starts_with("box_") => found = boxes::extents(call),
         name if name.starts_with("halo_") => found.extend(halo::extents(call)),
         name if name.starts_with("interleave_") => found.extend(interleave::extents(call)),
         _ => {}

@@ -9,8 +9,11 @@ use std::sync::OnceLock;
 const VARIANTS: &str = include_str!("../../../../volup-kernels/variants.toml");
 
 /// The kernels' files by family; those in CUDA C++ by kernel.
-const SOURCES: [(&str, &str); 8] = [
+const SOURCES: [(&str, &str); 11] = [
+    ("box_gemm", include_str!("../../../../volup-kernels/src/cuda/box_gemm.cu")),
+    ("box_pack_weight", include_str!("../../../../volup-kernels/src/cuda/box_pack_weight.cu")),
     ("direct", include_str!("../../../../volup-kernels/src/direct.rs")),
+    ("fill_output", include_str!("../../../../volup-kernels/src/cuda/fill_output.cu")),
     ("halo_gemm", include_str!("../../../../volup-kernels/src/cuda/halo_gemm.cu")),
     ("halo_pack_input", include_str!("../../../../volup-kernels/src/cuda/halo_pack_input.cu")),
     ("halo_pack_weight", include_str!("../../../../volup-kernels/src/cuda/halo_pack_weight.cu")),
@@ -132,6 +135,7 @@ fn declared_in_cuda(variant: &Variant, source: &'static str) -> Signature {
         let (of, name) = text.rsplit_once([' ', '*']).expect("type and name");
         let of = match of.trim_start_matches("const ").trim() {
             "int" => "i32",
+            "long long" => "i64",
             "double" => "f64",
             "char" | "uint4" => packed,
             "Element" => element,
@@ -144,7 +148,10 @@ fn declared_in_cuda(variant: &Variant, source: &'static str) -> Signature {
     let parameters = kept.into_iter().filter(|text| !text.is_empty()).map(parameter).collect();
     let types = if kind == 0 { vec!["T"] } else { vec![] };
     // What the file asks for by `#error`.
-    let sizes =
-        if variant.entry == "halo_gemm" { vec!["KIND", "BN", "MI", "CTAS", "WGS"] } else { vec!["KIND"] };
+    let sizes = match variant.entry {
+        "halo_gemm" => vec!["KIND", "BN", "MI", "CTAS", "WGS"],
+        "box_gemm" => vec!["KIND", "MT", "NT", "WARPS", "CTAS"],
+        _ => vec!["KIND"],
+    };
     Signature { types, sizes, parameters }
 }

@@ -1,5 +1,6 @@
 //! Plans run by the kernels' contracts, against the reference.
 
+use super::boxes;
 use super::contracts::{self, is_needed};
 use super::halo::rows_of_tile;
 use super::machine::{Call, Machine};
@@ -103,7 +104,11 @@ fn features(plan: &Plan) -> BTreeSet<&'static str> {
         found.extend((call.size("LAST") == 1).then_some("channels last"));
         found.extend((call.int("blocks") > 1).then_some("column blocks"));
     }
-    let products = calls.iter().filter(|call| call.kernel().contains("_gemm"));
+    for call in calls.iter().filter(|call| call.kernel() == "box_gemm") {
+        found.extend(boxes::features(call));
+    }
+    found.extend(calls.iter().any(|call| call.kernel() == "fill_output").then_some("outputs apart"));
+    let products = calls.iter().filter(|call| call.has("rows") && call.kernel().contains("_gemm"));
     let batches: BTreeSet<i64> = products.clone().map(|call| call.int("rows")).collect();
     for call in products {
         if call.has("stage_rows") {
@@ -159,6 +164,9 @@ fn more() -> [Case; 5] {
     })
 }
 
+/// Cases of strides so wide that shared memory holds no row block of `box_gemm`.
+const TOO_WIDE: [&str; 3] = ["op-past-reach", "s-far-over-k", "s-huge"];
+
 /// Runs all planned cases of the table on a device's kernels.
 fn check(
     device: &DeviceInfo,
@@ -181,7 +189,8 @@ fn check(
                 let request = example.request(algorithm, precision, formats);
                 let plan = Plan::new(&request, device, &variants).unwrap();
                 // Where a family does not apply, or has no kernel that was chosen.
-                let optional = algorithm == Algorithm::Interleave || choice.is_some();
+                let left = algorithm == Algorithm::BoxGemm && TOO_WIDE.contains(&case.name);
+                let optional = algorithm == Algorithm::Interleave || choice.is_some() || left;
                 if optional && plan.algorithm != algorithm {
                     continue;
                 }
@@ -233,13 +242,13 @@ fn halo_gemm_computes_the_definition() {
     found.extend(check(&small, Some(|kernel| columns(kernel, 64)), DType::Bf16, Algorithm::HaloGemm));
     check(&hopper, None, DType::F16, Algorithm::HaloGemm);
     let expected = [
-        "a residue without taps",
         "batches of two sizes",
         "blocks of many tiles",
         "chunks",
         "column blocks",
         "lines apart",
         "lines together",
+        "outputs apart",
         "passing units",
         "positions in blocks",
         "resident units",
@@ -250,6 +259,58 @@ fn halo_gemm_computes_the_definition() {
         "units of many steps",
     ];
     assert_eq!(found.into_iter().collect::<Vec<_>>(), expected);
+}
+
+#[test]
+fn box_gemm_computes_the_definition() {
+    let [_, hopper, _] = devices();
+    let small = DeviceInfo { multiprocessors: 2, ..hopper.clone() };
+    let mut found = check(&hopper, None, DType::F32, Algorithm::BoxGemm);
+    found.extend(check(&small, None, DType::Bf16, Algorithm::BoxGemm));
+    // Row blocks of few rows.
+    let few: Choice = |kernel| kernel.entry != "box_gemm" || kernel.param("MT") == Some(2);
+    found.extend(check(&small, Some(few), DType::F32, Algorithm::BoxGemm));
+    let fewer: Choice = |kernel| kernel.entry != "box_gemm" || kernel.param("MT") == Some(1);
+    found.extend(check(&hopper, Some(fewer), DType::F16, Algorithm::BoxGemm));
+    let expected = [
+        "a last channel block of fewer",
+        "boxes past the end",
+        "chunks",
+        "many channel blocks",
+        "many pieces a block",
+        "many types",
+        "offsets apart",
+        "pairs of offsets",
+        "parts",
+        "residues without taps",
+        "slices",
+        "some tiles of a step",
+        "warps of many row blocks",
+    ];
+    assert_eq!(found.into_iter().collect::<Vec<_>>(), expected);
+}
+
+/// Also those ways that are never the fastest for the table's sizes.
+#[test]
+fn box_gemm_computes_the_definition_however_rows_are_cut() {
+    let [_, hopper, _] = devices();
+    let variants = kernels(&hopper, None);
+    let variants: Vec<&Variant> = variants.iter().collect();
+    let mut found = 0;
+    for case in cases().iter().filter(|case| case.batch != Some(0)) {
+        for (dtype, format) in [DType::F32, DType::F16].into_iter().zip(FORMATS) {
+            let example = Example::new(case, dtype, |_, _| {});
+            let request = example.request(Algorithm::BoxGemm, Precision::Ieee, [format; 2]);
+            let plans = Plan::candidates(&request, &hopper, &variants, usize::MAX).unwrap();
+            for plan in plans.iter().filter(|plan| plan.algorithm == Algorithm::BoxGemm) {
+                println!("{case}; {dtype}, {format}; {plan}");
+                let (deviation, _) = example.run(plan, &request);
+                assert!(deviation.is_ok(), "{deviation}");
+                found += 1;
+            }
+        }
+    }
+    assert!(found > 1000, "{found}");
 }
 
 #[test]
@@ -294,15 +355,16 @@ fn the_guard_notices_what_the_fast_path_cannot_compute() {
                 for (what, change) in everywhere.into_iter().chain([small]) {
                     let example = Example::new(&case, dtype, change);
                     let formats = [MemoryFormat::Contiguous; 2];
-                    for algorithm in [Algorithm::LinearGemm, Algorithm::HaloGemm] {
+                    for algorithm in [Algorithm::LinearGemm, Algorithm::HaloGemm, Algorithm::BoxGemm] {
                         let request = example.request(algorithm, precision, formats);
                         let plan = Plan::new(&request, &device, &variants).unwrap();
                         println!("{case}; {dtype}, {precision}; {what}; {plan}");
                         assert_eq!(plan.algorithm, algorithm);
                         let (deviation, needed) = example.run(&plan, &request);
                         assert!(deviation.is_ok(), "{deviation}");
-                        // Only the split is too coarse for what is small.
-                        assert_eq!(needed, what != small.0 || split, "{what}");
+                        // Only the split is too coarse for what is small; boxes look for themselves.
+                        let noticed = algorithm != Algorithm::BoxGemm && (what != small.0 || split);
+                        assert_eq!(needed, noticed, "{what}");
                     }
                 }
             }
@@ -340,6 +402,27 @@ fn a_wrong_argument_shows() {
         ("halo_gemm", "unit_steps resident"),
         ("pack_weight_scale", "inner out_per_group taps"),
     ];
+    let wrong_of_boxes = [
+        ("box_pack_weight", "items slice_in slice_out in_per_group out_per_group chunk_panels chunks pair_w"),
+        ("box_pack_weight", "channels channel_blocks classes types tiles residues"),
+        ("box_pack_weight", "d_kernel d_stride d_dilation d_offsets d_apart"),
+        ("box_pack_weight", "h_kernel h_stride h_dilation h_offsets h_apart"),
+        ("box_pack_weight", "w_kernel w_stride w_dilation w_offsets w_apart"),
+        ("box_gemm", "flag_count slices slice_in slice_out chunk_panels chunks pair_w"),
+        ("box_gemm", "channels channel_blocks classes types parts residues in_per_group out_per_group"),
+        (
+            "box_gemm",
+            "d_input d_output d_stride d_padding d_first d_count d_offsets d_apart d_box d_kernel d_dilation",
+        ),
+        (
+            "box_gemm",
+            "h_input h_output h_stride h_padding h_first h_count h_offsets h_apart h_box h_kernel h_dilation",
+        ),
+        ("box_gemm", "w_input w_output w_stride w_padding w_first w_count w_offsets w_apart w_box"),
+        ("box_gemm", "x_last y_last has_bias pitch staging line_count"),
+        ("box_gemm", "x_c x_d x_h x_w y_c y_d y_h y_w boxes_d boxes_h boxes_w"),
+        ("box_gemm", "all_h all_w x_rows units pairs work"),
+    ];
     let of = |algorithm: Algorithm, wrong: &[(&'static str, &'static str)]| -> Vec<_> {
         let names =
             wrong.iter().flat_map(|(kernel, names)| names.split(' ').map(move |name| (*kernel, name)));
@@ -347,6 +430,7 @@ fn a_wrong_argument_shows() {
     };
     let mut names = of(Algorithm::LinearGemm, &wrong);
     names.extend(of(Algorithm::HaloGemm, &wrong_of_halo));
+    names.extend(of(Algorithm::BoxGemm, &wrong_of_boxes));
     let mut unnoticed = Vec::new();
     for (algorithm, kernel, name) in names {
         let request = example.request(algorithm, Precision::Ieee, FORMATS);

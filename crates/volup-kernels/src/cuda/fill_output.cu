@@ -1,0 +1,67 @@
+// Writes what an output is that no tap reaches, its channel's bias through the activation, everywhere.
+//
+// Where stride and dilation have a common divisor, only outputs on a lattice have taps; the product then computes those
+// alone, over what this has written. It may be launched so that it starts while the packs still run: what comes after it
+// finds both done.
+//
+// Parameters: `bias`, `y` (a multiple of 16 bytes); i32: `channels`, `inner` (elements from a channel to the next: 1 of
+// NDHWC, else a volume); `count` (i64, of all elements), `has_bias`, `activation`, `slope` (f64). Threads: 256. Grid: any
+// number of blocks along the first axis.
+
+#include "curve.cuh"
+#include "element.cuh"
+#include "launch.cuh"
+
+extern "C" __global__ void __launch_bounds__(256) fill_output(
+    const Element *bias, Element *y,
+    int channels, int inner, long long count, int has_bias, int activation, double slope) {
+    constexpr int VECTOR = 16 / sizeof(Element);
+    let_next_start();
+    const auto value = [&](int channel) {
+        float v = has_bias ? widen(bias[channel]) : 0.0f;
+        if (activation == 1)
+            asm("max.NaN.f32 %0, %0, 0f00000000;" : "+f"(v));
+        else if (activation == 2)
+            v = v > 0.0f ? v : v * (float)slope;
+        else if (activation > 2)
+            v = curve(v, activation);
+        Element e;
+        narrow(v, &e);
+        return e;
+    };
+    const long long step = (long long)gridDim.x * 256 * VECTOR, start = ((long long)blockIdx.x * 256 + threadIdx.x) * VECTOR;
+    // Of the first element of a thread's vector its channel and what lies before it in that channel; of a step likewise.
+    int channel = (int)(start / inner % channels), before = (int)(start % inner);
+    const int channels_on = (int)(step / inner % channels), on = (int)(step % inner);
+    const Element alike = value(0);
+    for (long long at = start; at < count; at += step) {
+        alignas(16) Element v[VECTOR];
+        if (!has_bias) {
+#pragma unroll
+            for (int k = 0; k < VECTOR; k++) v[k] = alike;
+        } else {
+            int c = channel, left = inner - before;
+            Element here = value(c);
+#pragma unroll
+            for (int k = 0; k < VECTOR; k++) {
+                v[k] = here;
+                if (--left == 0) {
+                    left = inner;
+                    c = c + 1 == channels ? 0 : c + 1;
+                    here = value(c);
+                }
+            }
+        }
+        if (at + VECTOR <= count)
+            *(uint4 *)(y + at) = *(const uint4 *)v;
+        else
+#pragma unroll
+            for (int k = 0; k < VECTOR; k++)
+                if (at + k < count) y[at + k] = v[k];
+        before += on;
+        channel += channels_on + (before >= inner);
+        if (before >= inner) before -= inner;
+        if (channel >= channels) channel -= channels;
+    }
+    await_previous();
+}
