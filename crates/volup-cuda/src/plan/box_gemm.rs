@@ -40,8 +40,7 @@ const MEMORY: f64 = 3.2e12;
 const PRODUCT: f64 = 2.5;
 const OPERAND: f64 = 4.0;
 /// Instructions of a warp for a step beside its products, for 16 bytes of 32 positions of X, and for 32 outputs; the
-/// share of its issue slots that a
-/// multiprocessor fills with few warps, and how much more with each.
+/// share of its issue slots that a multiprocessor fills with few warps, and how much more with each.
 const TURN: f64 = 30.0;
 const FETCH: f64 = 110.0;
 const STORE: f64 = 14.0;
@@ -191,11 +190,38 @@ impl<'a> Rows<'a> {
         let all_classes = depth.axis.stride * height.axis.stride;
         let classes = (most / (channels * residues)).min(all_classes);
         let types = all_classes.div_ceil(classes);
-        let pair_w = chunk_panels % 2 == 1;
-        let units = if pair_w { width.offsets().div_ceil(2) } else { width.offsets() };
+        let rows = Rows {
+            kernel,
+            slices,
+            channels,
+            channel_blocks,
+            classes,
+            types,
+            residues,
+            residue_list,
+            chunk_panels,
+            chunks,
+            pair_w: chunk_panels % 2 == 1,
+            listed: 0,
+            steps: 0,
+            tiles: 0,
+        };
+        if rows.masks(axes) > MOST_MASKS || types > MOST_TYPES {
+            return None;
+        }
+        let (listed, tiles) = rows.count(axes, &with_taps);
+        let pairs = chunks * rows.pairs();
+        Some(Rows { listed, steps: listed * pairs, tiles: tiles * pairs, ..rows })
+    }
+
+    /// Steps of all types for one pair of panels, and the tiles that take part in them.
+    fn count(&self, axes: &[PhaseAxis; 3], with_taps: &[usize]) -> (usize, usize) {
+        let [depth, height, width] = axes;
+        let &Rows { channels, classes, residues, pair_w, .. } = self;
+        let all_classes = depth.axis.stride * height.axis.stride;
         let (mut steps, mut tiles) = (0, 0);
         let rows = classes * residues * channels;
-        let along_w: Vec<u32> = (0..units)
+        let along_w: Vec<u32> = (0..self.units(width))
             .map(|unit| {
                 mask(rows, |row| {
                     let r = with_taps[row / channels % residues];
@@ -207,7 +233,7 @@ impl<'a> Rows<'a> {
                 })
             })
             .collect();
-        for kind in 0..types {
+        for kind in 0..self.types {
             let class = |row: usize| kind * classes + row / channels / residues;
             let along = |axis: &PhaseAxis, residue: &dyn Fn(usize) -> usize| -> Vec<u32> {
                 let hit = |m| mask(rows, |row| class(row) < all_classes && axis.hit(residue(class(row)), m));
@@ -225,29 +251,45 @@ impl<'a> Rows<'a> {
                 }
             }
         }
-        let pairs = chunks * if pair_w { chunk_panels } else { chunk_panels / 2 };
-        let (listed, steps, tiles) = (steps, steps * pairs, tiles * pairs);
-        let rows = Rows {
-            kernel,
-            slices,
-            channels,
-            channel_blocks,
-            classes,
-            types,
-            residues,
-            residue_list,
-            chunk_panels,
-            chunks,
-            pair_w,
-            listed,
-            steps,
-            tiles,
-        };
-        (rows.masks(axes) <= MOST_MASKS && types <= MOST_TYPES).then_some(rows)
+        (steps, tiles)
     }
 
+    /// Row blocks of a slice.
     fn blocks(&self) -> usize {
         self.types * self.channel_blocks
+    }
+
+    /// Units along width.
+    fn units(&self, width: &PhaseAxis) -> usize {
+        if self.pair_w { width.offsets().div_ceil(2) } else { width.offsets() }
+    }
+
+    /// Pairs of panels of a chunk.
+    fn pairs(&self) -> usize {
+        if self.pair_w { self.chunk_panels } else { self.chunk_panels / 2 }
+    }
+
+    /// Masks of tiles.
+    fn masks(&self, [depth, height, width]: &[PhaseAxis; 3]) -> usize {
+        self.types * (depth.offsets() + height.offsets()) + self.units(width)
+    }
+
+    /// Pieces of 16 bytes of a part of the packed weight.
+    fn pieces(&self, axes: &[PhaseAxis; 3]) -> Option<usize> {
+        let [depth, height, _] = axes.map(|axis| axis.offsets());
+        let units = self.units(&axes[2]);
+        let sizes = [
+            self.slices,
+            self.blocks(),
+            depth,
+            height,
+            units,
+            self.chunks,
+            self.pairs(),
+            size(self.kernel, "MT"),
+            32,
+        ];
+        sizes.iter().try_fold(1, |a: usize, &b| a.checked_mul(b))
     }
 }
 
@@ -357,10 +399,11 @@ impl<'a> BoxGemm<'a> {
         box_size: [usize; 3],
         [row_warps, parts]: [usize; 2],
     ) -> Option<BoxGemm<'a>> {
-        let geometry = &context.request.geometry;
+        let request = context.request;
+        let geometry = &request.geometry;
         let [mt, nt, warps, ctas] = ["MT", "NT", "WARPS", "CTAS"].map(|name| size(rows.kernel, name));
         let stride = axes[2].axis.stride;
-        let last = context.request.output_format == MemoryFormat::ChannelsLast3d;
+        let last = request.output_format == MemoryFormat::ChannelsLast3d;
         let (channels, classes) = (rows.channels, rows.classes);
         // Lanes that write at once lie in different banks, mostly.
         let (pitch, staging) = if last {
@@ -388,7 +431,6 @@ impl<'a> BoxGemm<'a> {
         }
 
         // Distances within a box are 32-bit.
-        let request = context.request;
         let [_, x_c, x @ ..] = strides(geometry.input_shape(), request.input_format);
         let [_, y_c, y @ ..] = strides(geometry.output_shape(), request.output_format);
         let across = |strides: [usize; 3], sizes: [usize; 3]| {
@@ -413,7 +455,7 @@ impl<'a> BoxGemm<'a> {
         let operands = numbers as f64 * OPERAND * (warp_tiles + warp_steps * nt as f64 / 2.0);
         let fetches = if rows.chunks > 1 { rounds * rows.chunks as f64 } else { 1.0 };
         let pieces = (halo * rows.chunk_panels) as f64;
-        let line = if last { channels * stride } else { box_size[2] * stride } * context.request.dtype.size();
+        let line = if last { channels * stride } else { box_size[2] * stride } * request.dtype.size();
         // Sectors at the ends of lines are touched twice, and at once where neighbours are written together: other
         // slices' channels, lines beside.
         let together = if last { rows.slices == 1 } else { classes >= axes[1].axis.stride };
@@ -433,7 +475,7 @@ impl<'a> BoxGemm<'a> {
         let side_by_side = (grid as f64 / device / turns).max(1.0);
         let compute = START + turns * (side_by_side * busy).max(alone) / CLOCK;
         let bytes = |shape: [usize; 5]| {
-            shape.iter().map(|&size| size as f64).product::<f64>() * context.request.dtype.size() as f64
+            shape.iter().map(|&size| size as f64).product::<f64>() * request.dtype.size() as f64
         };
         let moved = (bytes(geometry.input_shape()) + partly * bytes(geometry.output_shape())) / MEMORY;
         let seconds = compute.max(moved) + 0.3 * compute.min(moved) + 2.0 * LAUNCH;
@@ -541,40 +583,5 @@ impl<'a> BoxGemm<'a> {
             overlap: true,
         });
         Ok(())
-    }
-}
-
-impl Rows<'_> {
-    /// Units along width.
-    fn units(&self, width: &PhaseAxis) -> usize {
-        if self.pair_w { width.offsets().div_ceil(2) } else { width.offsets() }
-    }
-
-    /// Pairs of panels of a chunk.
-    fn pairs(&self) -> usize {
-        if self.pair_w { self.chunk_panels } else { self.chunk_panels / 2 }
-    }
-
-    /// Masks of tiles.
-    fn masks(&self, [depth, height, width]: &[PhaseAxis; 3]) -> usize {
-        self.types * (depth.offsets() + height.offsets()) + self.units(width)
-    }
-
-    /// Pieces of 16 bytes of a part of the packed weight.
-    fn pieces(&self, axes: &[PhaseAxis; 3]) -> Option<usize> {
-        let [depth, height, _] = axes.map(|axis| axis.offsets());
-        let units = self.units(&axes[2]);
-        let sizes = [
-            self.slices,
-            self.blocks(),
-            depth,
-            height,
-            units,
-            self.chunks,
-            self.pairs(),
-            size(self.kernel, "MT"),
-            32,
-        ];
-        sizes.iter().try_fold(1, |a: usize, &b| a.checked_mul(b))
     }
 }
