@@ -43,6 +43,8 @@ const UNIT: f64 = 120.0;
 /// What a tile costs beside its products, and what one of its elements does, in seconds.
 const TILE: f64 = 1.6e-6;
 const ELEMENT: f64 = 0.09e-9;
+/// How much longer a block is busy for each slice more.
+const SLICE: f64 = 0.004;
 /// The most pairs of residues along depth and height that the kernels have a table for.
 const MOST_PHASES: usize = 64;
 
@@ -279,7 +281,8 @@ impl<'a> Halo<'a> {
         let element = if together { ELEMENT } else { 3.0 * ELEMENT };
         let tile = TILE + element * (bm * n) as f64;
         let tile = repeated * tiles as f64 * tile / (device * full * if ctas == 1 { 1.0 } else { 1.3 });
-        let busy = busy + tile;
+        // Tiles of few channels write short runs of neighbours.
+        let busy = (busy + tile) * (1.0 + SLICE * (slices - 1) as f64);
         // The rest of the output is written first, and then what of it is computed once more.
         let fill = if lattice_steps == [1; 3] { 0.0 } else { output + LAUNCH };
         // Interleaved lines of float32 that start anywhere: each sector is written in two parts.
