@@ -3,7 +3,9 @@
 
 use super::pack::Operand;
 use super::phases::PhaseAxis;
-use super::{Argument, Buffer, Context, Step, Workspace, activation_code, epilogue, push, size, strides};
+use super::{
+    Argument, Buffer, Context, Step, Workspace, activation_code, epilogue, product, push, size, strides,
+};
 use crate::Variant;
 use std::fmt;
 use volup::{MemoryFormat, Result};
@@ -139,7 +141,7 @@ impl<'a> Rows<'a> {
             if merged > 1 && (cin / slices).max(cout / slices) > 64 {
                 continue;
             }
-            let panels = (cin / slices).div_ceil(16 / operand_bytes(operand));
+            let panels = (cin / slices).div_ceil(16 / context.request.dtype.size());
             let mut chunk = if panels == 1 { 1 } else { panels.next_multiple_of(2) };
             let mut chunk_panels = vec![chunk];
             if panels % 2 == 1 && (3..8).contains(&panels) {
@@ -278,7 +280,7 @@ impl<'a> Rows<'a> {
     fn pieces(&self, axes: &[PhaseAxis; 3]) -> Option<usize> {
         let [depth, height, _] = axes.map(|axis| axis.offsets());
         let units = self.units(&axes[2]);
-        let sizes = [
+        product(&[
             self.slices,
             self.blocks(),
             depth,
@@ -288,8 +290,7 @@ impl<'a> Rows<'a> {
             self.pairs(),
             size(self.kernel, "MT"),
             32,
-        ];
-        sizes.iter().try_fold(1, |a: usize, &b| a.checked_mul(b))
+        ])
     }
 }
 
@@ -302,9 +303,28 @@ fn sizes(count: usize, most: usize) -> impl Iterator<Item = usize> {
     sizes.filter(move |&size| std::mem::replace(&mut known, size) != size)
 }
 
-/// Bytes of an element of an operand.
-fn operand_bytes(operand: Operand) -> usize {
-    if operand == Operand::Half { 2 } else { 4 }
+/// Sizes of boxes, each with numbers of warps that have different row blocks of the same positions, and of parts.
+fn ways(axes: &[PhaseAxis; 3], rows: &Rows<'_>) -> Vec<([usize; 3], [usize; 2])> {
+    let (warps, tiles) = (size(rows.kernel, "WARPS"), size(rows.kernel, "NT"));
+    let [depth, height, width] = axes.map(|axis| axis.positions);
+    let mut ways = Vec::new();
+    for row_warps in [1, 2, 4, 8].into_iter().filter(|&row_warps| row_warps <= warps.min(rows.blocks())) {
+        let (most, blocks) = (warps / row_warps * 8 * tiles, rows.blocks().div_ceil(row_warps));
+        let mut shares = [1, 2, 4, 8, 16, 64, 256].map(|parts| [row_warps, blocks.min(parts)]).to_vec();
+        shares.dedup();
+        for w in sizes(width, width.min(most)) {
+            for h in sizes(height, height.min(most / w)) {
+                let d = sizes(depth, depth.min(most / w / h)).take(1);
+                ways.extend(d.flat_map(|d| shares.iter().map(move |&share| ([d, h, w], share))));
+            }
+        }
+    }
+    ways
+}
+
+/// Boxes of a size along each axis.
+fn boxes(axes: &[PhaseAxis; 3], size: [usize; 3]) -> [usize; 3] {
+    [0, 1, 2].map(|axis| axes[axis].positions.div_ceil(size[axis]))
 }
 
 impl<'a> BoxGemm<'a> {
@@ -316,15 +336,10 @@ impl<'a> BoxGemm<'a> {
 
     fn search(context: Context<'a>) -> Option<Vec<BoxGemm<'a>>> {
         let request = context.request;
-        // Two activations in a row are left to the definition.
-        if epilogue(&request.block)[1].is_some() {
-            return None;
-        }
         let operand = Operand::of(context)?;
         context.kernel("box_pack_weight", &operand.types(context), &[("KIND", kind(operand))]).ok()?;
         let geometry = &request.geometry;
         let axes = geometry.axes().map(PhaseAxis::new);
-        let product = |sizes: &[usize]| sizes.iter().try_fold(1, |a: usize, &b| a.checked_mul(b));
         let small = |sizes: &[usize]| product(sizes).is_some_and(|size| size <= MOST);
         let reach = axes.iter().all(|axis| {
             let conv = axis.axis;
@@ -342,53 +357,17 @@ impl<'a> BoxGemm<'a> {
         Some(all.into_iter().filter_map(|rows| BoxGemm::best(context, operand, &axes, rows)).collect())
     }
 
-    /// The best box for row blocks.
+    /// The best box for row blocks, and the best way to share them.
     fn best(
         context: Context<'a>,
         operand: Operand,
         axes: &[PhaseAxis; 3],
         rows: Rows<'a>,
     ) -> Option<BoxGemm<'a>> {
-        let warps = size(rows.kernel, "WARPS");
-        let mut best: Option<BoxGemm<'a>> = None;
-        for row_warps in
-            [1, 2, 4, 8].into_iter().take_while(|&row_warps| row_warps <= warps.min(rows.blocks()))
-        {
-            let plan = BoxGemm::best_box(context, operand, axes, rows, row_warps);
-            best = best.into_iter().chain(plan).min_by(|one, other| one.seconds.total_cmp(&other.seconds));
-        }
-        best
-    }
-
-    /// The same for so many warps with different row blocks.
-    fn best_box(
-        context: Context<'a>,
-        operand: Operand,
-        axes: &[PhaseAxis; 3],
-        rows: Rows<'a>,
-        row_warps: usize,
-    ) -> Option<BoxGemm<'a>> {
-        let all = size(rows.kernel, "WARPS") / row_warps * 8 * size(rows.kernel, "NT");
-        let [d_count, h_count, w_count] = [0, 1, 2].map(|axis| axes[axis].positions());
-        let mut best: Option<BoxGemm<'a>> = None;
-        for w in sizes(w_count, w_count.min(all)) {
-            for h in sizes(h_count, h_count.min(all / w)) {
-                let d = sizes(d_count, d_count.min(all / w / h)).next()?;
-                let blocks = rows.blocks().div_ceil(row_warps);
-                for parts in [1, 2, 4, 8, 16, 64, 256].map(|parts: usize| parts.min(blocks)) {
-                    let plan = BoxGemm::with(context, operand, axes, rows, [d, h, w], [row_warps, parts]);
-                    if let Some(plan) = plan
-                        && best.as_ref().is_none_or(|best| plan.seconds < best.seconds)
-                    {
-                        best = Some(plan);
-                    }
-                    if parts == blocks {
-                        break;
-                    }
-                }
-            }
-        }
-        best
+        let plans = ways(axes, &rows).into_iter();
+        let plans =
+            plans.filter_map(|(size, shares)| BoxGemm::with(context, operand, axes, rows, size, shares));
+        plans.min_by(|one, other| one.seconds.total_cmp(&other.seconds))
     }
 
     fn with(
@@ -424,8 +403,8 @@ impl<'a> BoxGemm<'a> {
         if shared + fixed + RESERVED > (SHARED + RESERVED) / ctas {
             return None;
         }
-        let boxes: usize = (0..3).map(|axis| axes[axis].positions().div_ceil(box_size[axis])).product();
-        let grid = geometry.batch().checked_mul(boxes)?.checked_mul(rows.slices)?.checked_mul(parts)?;
+        let [d, h, w] = boxes(axes, box_size);
+        let grid = product(&[geometry.batch(), d, h, w, rows.slices, parts])?;
         if grid > MOST || halo > MOST / 16 || rows.pieces(axes)?.checked_mul(numbers * 16)? > MOST {
             return None;
         }
@@ -525,7 +504,7 @@ impl<'a> BoxGemm<'a> {
         arguments.push(list);
         for axis in &self.axes {
             let conv = axis.axis;
-            push(&mut arguments, [conv.kernel, conv.stride, conv.dilation, axis.offsets(), axis.apart()])?;
+            push(&mut arguments, [conv.kernel, conv.stride, conv.dilation, axis.offsets(), axis.apart])?;
         }
         let params = [("KIND", kind(self.operand))];
         let pack = *context.kernel("box_pack_weight", &self.operand.types(context), &params)?;
@@ -539,15 +518,13 @@ impl<'a> BoxGemm<'a> {
         push(&mut arguments, [rows.chunk_panels, rows.chunks, usize::from(rows.pair_w), rows.channels])?;
         push(&mut arguments, [rows.channel_blocks, rows.classes, rows.types, self.parts, rows.residues])?;
         arguments.push(list);
-        let mut boxes = request.geometry.batch();
         for (axis, &along) in self.axes.iter().zip(&self.size) {
             let conv = axis.axis;
             push(&mut arguments, [conv.input, conv.output, conv.kernel, conv.stride, conv.padding])?;
             push(
                 &mut arguments,
-                [conv.dilation, axis.first, axis.positions(), axis.offsets(), axis.apart(), along],
+                [conv.dilation, axis.first, axis.positions, axis.offsets(), axis.apart, along],
             )?;
-            boxes *= axis.positions().div_ceil(along);
         }
         let last = |format| i32::from(format == MemoryFormat::ChannelsLast3d);
         let (code, slope) = activation_code(epilogue(&request.block)[0]);
@@ -556,7 +533,6 @@ impl<'a> BoxGemm<'a> {
         arguments.extend(numbers.map(Argument::from));
         arguments.push(Argument::F64(slope));
         push(&mut arguments, [self.pitch, self.staging, self.lines])?;
-        let of_axes = |of: &dyn Fn(usize) -> usize| [0, 1, 2].map(of);
         for (shape, format) in [
             (request.geometry.input_shape(), request.input_format),
             (request.geometry.output_shape(), request.output_format),
@@ -565,13 +541,15 @@ impl<'a> BoxGemm<'a> {
             arguments.push(Argument::I64(n as i64));
             push(&mut arguments, rest)?;
         }
-        let halo = of_axes(&|axis| self.axes[axis].halo(self.size[axis]));
-        push(&mut arguments, of_axes(&|axis| self.axes[axis].positions().div_ceil(self.size[axis])))?;
+        let halo = [0, 1, 2].map(|axis| self.axes[axis].halo(self.size[axis]));
+        let boxes = boxes(&self.axes, self.size);
+        push(&mut arguments, boxes)?;
         push(
             &mut arguments,
             [halo[1], halo[2], halo.iter().product(), rows.units(&self.axes[2]), rows.pairs()],
         )?;
-        let work = boxes * rows.slices * self.parts;
+        let boxes: usize = boxes.iter().product();
+        let work = request.geometry.batch() * boxes * rows.slices * self.parts;
         push(&mut arguments, [work, self.row_warps])?;
         let side_by_side = context.device.multiprocessors * size(rows.kernel, "CTAS");
         let grid = [work.min(side_by_side) as u32, 1, 1];

@@ -52,10 +52,9 @@ const MOST_PHASES: usize = 64;
 pub(super) struct Halo<'a> {
     operand: Operand,
     kernel: &'a Variant,
+    /// The outputs that are computed, all others being filled, and how they see the axes.
+    lattices: [Lattice; 3],
     axes: [PhaseAxis; 3],
-    /// Every how manieth output along each axis is computed, from which one on; all others are filled.
-    steps: [usize; 3],
-    first: [usize; 3],
     /// Positions along width that make one row, and rows of a line.
     block: usize,
     pw: usize,
@@ -119,10 +118,6 @@ impl<'a> Halo<'a> {
 
     fn search(context: Context<'a>) -> Option<Vec<Halo<'a>>> {
         let request = context.request;
-        // Two activations in a row are left to the definition.
-        if epilogue(&request.block)[1].is_some() {
-            return None;
-        }
         let operand = Operand::of(context)?;
         let params = [("KIND", kind(operand))];
         for pack in ["halo_pack_input", "halo_pack_weight"] {
@@ -154,13 +149,13 @@ impl<'a> Halo<'a> {
         let conv = geometry.conv();
         let (bm, n, ctas) = (tile_rows(kernel), size(kernel, "BN"), size(kernel, "CTAS"));
         let [Some(d), Some(h), Some(w)] = geometry.axes().map(Lattice::new) else { return None };
-        let (lattice_steps, first) = ([d, h, w].map(|axis| axis.step), [d, h, w].map(|axis| axis.first));
-        let axes = [d, h, w].map(|lattice| PhaseAxis::new(lattice.axis));
+        let lattices = [d, h, w];
+        let axes = lattices.map(|lattice| PhaseAxis::new(lattice.axis));
         let [depth, height, width] = &axes;
         let (slice_in, slice_out) = (conv.in_channels() / slices, conv.out_channels() / slices);
 
         // Steps along width: e = jj + first - m is step floor(e / block), parity e mod block.
-        let w_step = width.apart();
+        let w_step = width.apart;
         if block > 1 && w_step > 1 {
             return None;
         }
@@ -284,27 +279,26 @@ impl<'a> Halo<'a> {
         // Tiles of few channels write short runs of neighbours.
         let busy = (busy + tile) * (1.0 + SLICE * (slices - 1) as f64);
         // The rest of the output is written first, and then what of it is computed once more.
-        let fill = if lattice_steps == [1; 3] { 0.0 } else { output + LAUNCH };
+        let fill = if has_gaps(&lattices) { output + LAUNCH } else { 0.0 };
         // Interleaved lines of float32 that start anywhere: each sector is written in two parts.
-        let size = context.request.dtype.size();
+        let element_bytes = context.request.dtype.size();
         let anywhere = context.request.output_format == MemoryFormat::Contiguous
             && block * width.axis.stride > 1
-            && !(width.axis.output * size).is_multiple_of(32);
-        let output = if anywhere && size == 4 {
+            && !(width.axis.output * element_bytes).is_multiple_of(32);
+        let output = if anywhere && element_bytes == 4 {
             (PARTLY[0] + PARTLY[1] / width.axis.output as f64) * output
         } else {
             output
         };
-        let output = output / lattice_steps[..2].iter().product::<usize>() as f64;
+        let output = output / (lattices[0].step * lattices[1].step) as f64;
         // The first two packs overlap.
         let launches = (parts_of_batch * 2 + if parts == 2 { 3 } else { 2 }) as f64 * LAUNCH;
         let seconds = busy.max(output) + 0.2 * busy.min(output) + packed / MEMORY + launches + fill;
         Some(Halo {
             operand,
             kernel,
+            lattices,
             axes,
-            steps: lattice_steps,
-            first,
             block,
             pw,
             batch,
@@ -374,7 +368,7 @@ impl<'a> Halo<'a> {
             let count = self.batch.min(batch - start);
             let at = |sample: usize| (start * sample * request.dtype.size()) as u64;
             self.pack_input(context, control, input, count, at(in_sample), steps)?;
-            if start == 0 && self.steps != [1; 3] {
+            if start == 0 && has_gaps(&self.lattices) {
                 self.fill(context, steps)?;
             }
             let operands = [input, weight, control + SCALE, scale];
@@ -498,8 +492,9 @@ impl<'a> Halo<'a> {
             arguments.extend([pointer(scale_x), pointer(scale_w)]);
         }
         let [y_n, y_c, y @ ..] = strides(request.geometry.output_shape(), request.output_format);
-        let first: usize = y.iter().zip(self.first).map(|(stride, first)| stride * first).sum();
+        let first: usize = y.iter().zip(self.lattices).map(|(stride, lattice)| stride * lattice.first).sum();
         let at = at + (first * request.dtype.size()) as u64;
+        let [y_d, y_h, y_w] = [0, 1, 2].map(|axis| y[axis] * self.lattices[axis].step);
         arguments.extend([Argument::Pointer(Buffer::Bias, 0), Argument::Pointer(Buffer::Output, at)]);
         let [depth, height, width] = &self.axes;
         let rows = self.rows(count);
@@ -512,7 +507,7 @@ impl<'a> Halo<'a> {
         arguments.push((self.w_low as i32).into());
         push(&mut arguments, [self.w_steps, self.w_step, self.chunk_panels, self.chunks, self.slices])?;
         push(&mut arguments, [self.blocks, self.slice_out])?;
-        push(&mut arguments, [y_n, y_c, y[0] * self.steps[0], y[1] * self.steps[1], y[2] * self.steps[2]])?;
+        push(&mut arguments, [y_n, y_c, y_d, y_h, y_w])?;
         let first = i32::from(request.output_format == MemoryFormat::Contiguous);
         let (code, slope) = activation_code(epilogue(&request.block)[0]);
         arguments.extend([first, i32::from(conv.has_bias()), code].map(Argument::from));
@@ -540,6 +535,11 @@ impl<'a> Halo<'a> {
         steps.push(Step::Launch { variant: *self.kernel, grid, shared, arguments, overlap });
         Ok(())
     }
+}
+
+/// Whether there are outputs that are on no lattice.
+fn has_gaps(lattices: &[Lattice; 3]) -> bool {
+    lattices.iter().any(|lattice| lattice.step > 1)
 }
 
 /// Rows of a kernel's tile: of each warpgroup so many times 64.

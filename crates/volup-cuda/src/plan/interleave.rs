@@ -1,7 +1,7 @@
 //! Planning `interleave`: kernels that are their stride. The kernels' file says what the numbers mean.
 
 use super::pack::{self, Operand, PackedWeight, WeightLayout};
-use super::{Argument, Buffer, Context, Step, Workspace, activation_code, direct, epilogue, push};
+use super::{Argument, Buffer, Context, Step, Workspace, activation_code, direct, epilogue, product, push};
 use crate::Variant;
 use std::fmt;
 use volup::{MemoryFormat, Result};
@@ -147,10 +147,6 @@ impl<'a> Interleave<'a> {
     pub(super) fn new(context: Context<'a>) -> Option<Interleave<'a>> {
         let request = context.request;
         let (geometry, conv) = (&request.geometry, request.geometry.conv());
-        // Two activations in a row are left to the definition.
-        if epilogue(&request.block)[1].is_some() {
-            return None;
-        }
         let operand = Operand::of(context)?;
         let one_tap = geometry.axes().iter().all(|axis| {
             axis.kernel == axis.stride
@@ -158,7 +154,6 @@ impl<'a> Interleave<'a> {
                 && axis.padding == 0
                 && axis.output == axis.input * axis.stride
         });
-        let product = |sizes: &[usize]| sizes.iter().try_fold(1, |a: usize, &b| a.checked_mul(b));
         let small = |sizes: &[usize]| product(sizes).is_some_and(|size| size <= MOST);
         let [batch, _, depth, height, _] = geometry.input_shape();
         let fits = small(&geometry.input_shape()[1..])

@@ -86,10 +86,6 @@ impl<'a> Linear<'a> {
     /// The best plan, if the family applies: not for float64, not past its 32-bit counts.
     pub(super) fn new(context: Context<'a>) -> Result<Option<Linear<'a>>> {
         let request = context.request;
-        // Two activations in a row are left to the definition.
-        if epilogue(&request.block)[1].is_some() {
-            return Ok(None);
-        }
         let Some(operand) = Operand::of(context) else { return Ok(None) };
         let first = i64::from(request.output_format == MemoryFormat::Contiguous);
         let kernels: Vec<&Variant> = context
@@ -133,7 +129,7 @@ impl<'a> Linear<'a> {
         let (slice_in, slice_out) = (conv.in_channels() / slices, conv.out_channels() / slices);
         // Taps along width: in one run of the reduction, or one after another.
         let far = width.reach;
-        let apart = width.apart();
+        let apart = width.apart;
         if windowed && slices > 1 {
             return None;
         }

@@ -263,6 +263,11 @@ fn size(variant: &Variant, name: &str) -> usize {
     variant.param(name).map_or(1, |size| size as usize)
 }
 
+/// The product of sizes, unless it is past what is counted.
+fn product(sizes: &[usize]) -> Option<usize> {
+    sizes.iter().try_fold(1, |product: usize, &size| product.checked_mul(size))
+}
+
 fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }

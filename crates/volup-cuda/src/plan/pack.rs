@@ -1,7 +1,7 @@
 //! Planning `pack`: how operands are stored for the tensor cores, and what brings a weight there. The
 //! kernels' file says what the numbers mean.
 
-use super::{Argument, Buffer, Context, Step, Workspace, int, push, size};
+use super::{Argument, Buffer, Context, Step, Workspace, epilogue, int, push, size};
 use volup::{DType, MemoryFormat, Precision, Result};
 
 /// The words that the pack leaves for later kernels.
@@ -19,8 +19,12 @@ pub(super) enum Operand {
 }
 
 impl Operand {
-    /// How a request's operands are stored; float64 is not.
+    /// How a request's operands are stored. Nothing for what is left to the definition: float64, and two
+    /// activations in a row.
     pub(super) fn of(context: Context<'_>) -> Option<Operand> {
+        if epilogue(&context.request.block)[1].is_some() {
+            return None;
+        }
         match (context.request.dtype, context.request.precision) {
             (DType::F64, _) => None,
             (DType::F16 | DType::Bf16, _) => Some(Operand::Half),

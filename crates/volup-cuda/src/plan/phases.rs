@@ -11,8 +11,12 @@ pub(super) struct PhaseAxis {
     pub(super) first: usize,
     /// Positions a row, plane or sample is apart from the next.
     pub(super) pitch: usize,
+    /// Positions that any output belongs to.
+    pub(super) positions: usize,
     /// The largest offset of a tap.
     pub(super) reach: usize,
+    /// How far apart the offsets of all taps are: a number that divides them.
+    pub(super) apart: usize,
 }
 
 /// The outputs along an axis that taps reach: every `step`-th from `first` on. Where stride and dilation have a common
@@ -51,7 +55,9 @@ impl PhaseAxis {
         let reach = dilation * (kernel - 1) / stride;
         let left = reach.saturating_sub(first);
         let right = last.saturating_sub(input - 1);
-        PhaseAxis { axis, first, pitch: (input + left.max(right)).max(positions), reach }
+        let pitch = (input + left.max(right)).max(positions);
+        let apart = (0..kernel).map(|tap| tap * dilation / stride).fold(0, gcd).max(1);
+        PhaseAxis { axis, first, pitch, positions, reach, apart }
     }
 
     /// Where the first position's residue 0 lies in the output.
@@ -74,32 +80,21 @@ impl PhaseAxis {
         self.axis.dilation / gcd(self.axis.stride, self.axis.dilation)
     }
 
-    /// How far apart the offsets of all taps are: a number that divides them.
-    pub(super) fn apart(&self) -> usize {
-        let Axis { kernel, stride, dilation, .. } = self.axis;
-        (0..kernel).map(|tap| tap * dilation / stride).fold(0, gcd).max(1)
-    }
-
-    /// Positions that any output belongs to.
-    pub(super) fn positions(&self) -> usize {
-        (self.axis.padding + self.axis.output - 1) / self.axis.stride - self.first + 1
-    }
-
     /// Offsets of taps: multiples of how far apart they are, below so many of them.
     pub(super) fn offsets(&self) -> usize {
-        self.reach / self.apart() + 1
+        self.reach / self.apart + 1
     }
 
     /// Whether a residue has a tap at an offset of that number.
     pub(super) fn hit(&self, residue: usize, offset: usize) -> bool {
         let Axis { kernel, stride, dilation, .. } = self.axis;
-        let far = offset * self.apart() * stride + residue;
+        let far = offset * self.apart * stride + residue;
         far.is_multiple_of(dilation) && far / dilation < kernel
     }
 
     /// Inputs that so many neighbouring positions need.
     pub(super) fn halo(&self, positions: usize) -> usize {
-        positions + (self.offsets() - 1) * self.apart()
+        positions + (self.offsets() - 1) * self.apart
     }
 
     /// Adds what kernels are told of an axis whose residues are phases.
