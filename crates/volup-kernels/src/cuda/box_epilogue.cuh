@@ -81,7 +81,7 @@ struct Outputs {
     __device__ __forceinline__ int real_classes() const { return min(classes, d_stride * h_stride - class0); }
 
     /// The table of lines: of NCDHW one for each channel of each class, of NDHWC one for each residue along width too.
-    /// `channel`: the first one's number.
+    /// `bias`: that of the first channel, or nothing.
     __device__ __forceinline__ void describe(Line *lines, const Divisor &by_channels, const Divisor &by_stride, const Divisor &by_h,
                                              const Element *bias, bool last) const {
         const int residues = last ? w_stride : 1;

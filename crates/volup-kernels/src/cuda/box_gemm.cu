@@ -203,11 +203,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) box_gemm(
     // Residues without taps are never staged: zeros.
     for (int i = threadIdx.x; i < WARPS * area; i += THREADS) areas[i] = 0.0f;
     __syncthreads();
+    // Where a position of that number is in a box.
+    const auto place = [&](int i) {
+        const int d = by.box_plane.divide(i), in_plane = i - d * w_box * h_box, h = by.box_line.divide(in_plane);
+        return make_int3(d, h, in_plane - h * w_box);
+    };
     for (int i = threadIdx.x; i < ALL; i += THREADS) {
-        const int d = by.box_plane.divide(i), in_plane = i - d * w_box * h_box;
-        const int h = by.box_line.divide(in_plane), c = in_plane - h * w_box;
-        const int od = d * d_stride, oh = h * h_stride, ow = c * w_stride;
-        positions[i] = make_int4(od * y_d + oh * y_h + ow * y_w, od, oh, d < d_box ? ow : NOWHERE);
+        const int3 at = place(i);
+        const int od = at.x * d_stride, oh = at.y * h_stride, ow = at.z * w_stride;
+        positions[i] = make_int4(od * y_d + oh * y_h + ow * y_w, od, oh, at.x < d_box ? ow : NOWHERE);
     }
     for (int i = threadIdx.x; i < x_rows; i += THREADS) {
         const int line = by.line.divide(i), d = by.height.divide(line), h = line - d * all_h, c = i - line * all_w;
@@ -217,10 +221,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) box_gemm(
     unsigned from_x[NT / 2];
 #pragma unroll
     for (int j = 0; j < NT / 2; j++) {
-        const int i = warp / row_warps * POSITIONS + 16 * j + lane / 16 * 8 + lane % 8;
-        const int d = by.box_plane.divide(i), in_plane = i - d * w_box * h_box;
-        const int h = by.box_line.divide(in_plane), c = in_plane - h * w_box;
-        from_x[j] = (unsigned)__cvta_generic_to_shared(shared) + (d < d_box ? 16 * ((d * all_h + h) * all_w + c) : 0);
+        const int3 at = place(warp / row_warps * POSITIONS + 16 * j + lane / 16 * 8 + lane % 8);
+        from_x[j] = (unsigned)__cvta_generic_to_shared(shared) + (at.x < d_box ? 16 * ((at.x * all_h + at.y) * all_w + at.z) : 0);
     }
     const int second = lane / 8 % 2;
 
@@ -340,7 +342,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) box_gemm(
                             if (PARTS == 2) *(uint4 *)(shared + part_bytes + 16 * index) = low;
                         }
                     }
-                    if (as_float32(Element{}, largest(Element{}, most)) >= 0x7f800000u) bad_input = now.item;
+                    if (undefined(most)) bad_input = now.item;
                     __syncthreads();
                 }
                 const int last_step = type_steps[min(type + 1, types)];

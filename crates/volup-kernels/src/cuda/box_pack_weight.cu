@@ -1,11 +1,11 @@
 // Packs the weight for `box_gemm`, whose file says how A lies and what rows and steps are.
 //
-// Parameters: `w`, `out`, `flags` (a word for each block: whether it met an infinity or NaN), `mask_list`
-// (a word for each mask); i32: `items` (lanes of all
-// fragments: slices*channel_blocks*types*d_offsets*h_offsets*w_units*chunks*pairs*MT*32), `slice_in`, `slice_out`,
-// `in_per_group`, `out_per_group`, `chunk_panels`, `chunks`, `pair_w`, `channels`, `channel_blocks`, `classes`, `types`,
-// `tiles` (MT), `residues`; `residue_list` (i64); i32: of depth `d_kernel`, `d_stride`, `d_dilation`, `d_offsets`,
-// `d_apart`, the same of height and width. Threads: 256. Grid: any number of blocks along the first axis.
+// Parameters: `w`, `out`, `flags` (a word for each block: whether it met what is left to the definition), `mask_list`
+// (a word for each mask); i32: `items` (lanes of all fragments:
+// slices*channel_blocks*types*d_offsets*h_offsets*units*chunks*pairs*MT*32), `slice_in`, `slice_out`, `in_per_group`,
+// `out_per_group`, `chunk_panels`, `chunks`, `pair_w`, `channels`, `channel_blocks`, `classes`, `types`, `tiles` (MT),
+// `residues`; `residue_list` (i64); i32: of depth `d_kernel`, `d_stride`, `d_dilation`, `d_offsets`, `d_apart`, the same
+// of height and width. Threads: 256. Grid: any number of blocks along the first axis.
 
 #include "box_rows.cuh"
 #include "launch.cuh"
@@ -46,23 +46,14 @@ extern "C" __global__ void __launch_bounds__(256) box_pack_weight(
     unsigned most = 0;
     for (int item = blockIdx.x * 256 + threadIdx.x; item < items; item += gridDim.x * 256) {
         int rest = item;
-        const int lane = rest % 32;
-        rest /= 32;
-        const int tile = rest % tiles;
-        rest /= tiles;
-        const int pair = rest % pairs;
-        rest /= pairs;
-        const int chunk = rest % chunks;
-        rest /= chunks;
-        const int unit = rest % units;
-        rest /= units;
-        const int mh = rest % h_offsets;
-        rest /= h_offsets;
-        const int md = rest % d_offsets;
-        rest /= d_offsets;
-        const int type = rest % types;
-        rest /= types;
-        const int channel0 = rest % channel_blocks * channels, slice = rest / channel_blocks;
+        const auto next = [&](int count) {
+            const int at = rest % count;
+            rest /= count;
+            return at;
+        };
+        const int lane = next(32), tile = next(tiles), pair = next(pairs), chunk = next(chunks), unit = next(units);
+        const int mh = next(h_offsets), md = next(d_offsets), type = next(types);
+        const int channel0 = next(channel_blocks) * channels, slice = rest;
         // Of each of the two rows, and of each of the two units of a step: the tap, and the row's channel.
         int tap[2][2], co[2];
 #pragma unroll
@@ -97,6 +88,6 @@ extern "C" __global__ void __launch_bounds__(256) box_pack_weight(
         *to = operand(v, 1.0f, &low);
         if (PARTS == 2) to[32] = low;
     }
-    const int bad = __syncthreads_or(as_float32(Element{}, largest(Element{}, most)) >= 0x7f800000u);
+    const int bad = __syncthreads_or(undefined(most));
     if (threadIdx.x == 0) flags[blockIdx.x] = bad;
 }

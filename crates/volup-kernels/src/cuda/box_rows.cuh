@@ -44,3 +44,8 @@ __device__ __forceinline__ unsigned largest_so_far(unsigned most, const Element 
     return larger(most, v);
 #endif
 }
+
+/// Whether what has such a largest magnitude is left to the definition.
+__device__ __forceinline__ bool undefined(unsigned most) {
+    return as_float32(Element{}, largest(Element{}, most)) >= 0x7f800000u;
+}
