@@ -51,7 +51,7 @@ SANITIZED_PRECISIONS = (
     ("--precision", "tf32", "--dtype", "f32"),
 )
 # Each computes what it can of these cases; the plan would choose one of them.
-FAMILIES = ("direct", "linear_gemm", "interleave", "halo_gemm", "box_gemm")
+FAMILIES = ("direct", "linear_gemm", "interleave", "halo_gemm", "box_gemm", "shuffle_gemm")
 TOOLS = ("memcheck", "racecheck", "initcheck")
 SANITIZER_ERROR = 86
 # Lines of a failed command that are shown.

@@ -5,9 +5,8 @@
     python bench/replay.py plans.json crates/volup-kernels/cubins/sm_90 --steps
 
 A change of a kernel is measured so without building volup anew: the plans, and what launches are
-given, stay as they were. Results are compared with float64 on the first and the last sample; of
-plans with an activation or a normalization only times are taken. Times are medians; between runs
-the second-level cache is overwritten.
+given, stay as they were. Results are compared with float64 on the first and the last sample. Times
+are medians; between runs the second-level cache is overwritten.
 """
 
 import argparse
@@ -21,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 DTYPES = {
     "ieee": torch.float32,
@@ -127,14 +127,33 @@ class Driver:
         return launch
 
 
-def exact(plan: dict[str, Any], x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+def activated(x: Tensor, activation: str | None) -> Tensor:
+    """An activation, as plans print it."""
+    if activation is None:
+        return x
+    name, _, argument = activation.rstrip(")").partition("(")
+    if name == "leaky_relu":
+        return functional.leaky_relu(x, float(argument))
+    if name == "gelu_tanh":
+        return functional.gelu(x, approximate="tanh")
+    return getattr(torch if name in ("sigmoid", "tanh") else functional, name)(x)
+
+
+def exact(plan: dict[str, Any], x: Tensor, vectors: dict[str, Tensor], weight: Tensor) -> Tensor:
     names = ("stride", "padding", "output_padding", "groups", "dilation")
-    return torch.nn.functional.conv_transpose3d(
+    of = {name: vector.double() for name, vector in vectors.items()}
+    y = functional.conv_transpose3d(
         x.double().contiguous(),
         weight.double(),
-        None if bias is None else bias.double(),
+        of["Bias"] if plan["bias"] else None,
         **{name: plan[name] for name in names},
     )
+    y = activated(y, plan["activation"])
+    if plan["norm"]:
+        groups, eps, affine = plan["norm"]
+        scale = (of["NormWeight"], of["NormBias"]) if affine else (None, None)
+        y = functional.group_norm(y, groups, *scale, eps)
+    return activated(y, plan["post_activation"])
 
 
 def median_us(runs: list[Callable[[], None]], rounds: int, junk: Tensor) -> list[float]:
@@ -173,9 +192,10 @@ def replay(plan: dict[str, Any], driver: Driver, args: argparse.Namespace, junk:
     buffers = {name: vector.data_ptr() for name, vector in vectors.items()}
     buffers |= {"Input": x.data_ptr(), "Weight": weight.data_ptr(), "Output": y.data_ptr()}
     buffers["Workspace"] = -(-workspace.data_ptr() // ALIGNMENT) * ALIGNMENT
-    bias = vectors["Bias"] if plan["bias"] else None
-    if bias is None:
+    if not plan["bias"]:
         buffers["Bias"] = 0
+    if not (plan["norm"] and plan["norm"][2]):
+        buffers["NormWeight"] = buffers["NormBias"] = 0
 
     launches = [driver.launch(step, buffers) for step in plan["steps"]]
 
@@ -185,15 +205,14 @@ def replay(plan: dict[str, Any], driver: Driver, args: argparse.Namespace, junk:
 
     run()
     torch.cuda.synchronize()
-    line, right = f"{plan['shape']:22}{plan['layout']:6}{precision:5}", True
-    if plan["plain"]:
-        error = 0.0
-        for sample in {0, len(x) - 1}:
-            one = slice(sample, sample + 1)
-            expected = exact(plan, x[one], weight, bias)
-            error = max(error, ((y[one] - expected).norm() / expected.norm()).nan_to_num(1).item())
-        right = error <= LIMITS[precision]
-        line += f" error {error:.1e}{'' if right else ' WRONG'}"
+    error = 0.0
+    for sample in {0, len(x) - 1}:
+        one = slice(sample, sample + 1)
+        expected = exact(plan, x[one], vectors, weight)
+        error = max(error, ((y[one] - expected).norm() / expected.norm()).nan_to_num(1).item())
+    right = error <= LIMITS[precision]
+    line = f"{plan['shape']:22} {plan['layout']:6}{precision:5} error {error:.1e}"
+    line += "" if right else " WRONG"
     if args.rounds:
         line += f" {median_us([run], args.rounds, junk)[0]:9.1f} us"
         line += f" (expected {1e3 * plan['expected_ms']:.0f})"

@@ -93,7 +93,9 @@ fn described(case: &Case, request: &Request, [precision, layout]: [&str; 2], pla
         "input": geometry.input_shape(), "weight": conv.weight_shape(), "output": geometry.output_shape(),
         "stride": conv.stride(), "padding": conv.padding(), "output_padding": conv.output_padding(),
         "dilation": conv.dilation(), "groups": conv.groups(), "bias": conv.has_bias(),
-        "plain": case.block.activation().is_none() && case.block.norm().is_none() && case.block.post_activation().is_none(),
+        "activation": case.block.activation().map(|a| a.to_string()),
+        "norm": case.block.norm().map(|n| json!([n.groups(), n.eps(), n.affine()])),
+        "post_activation": case.block.post_activation().map(|a| a.to_string()),
         "plan": plan.to_string(), "expected_ms": plan.seconds() * 1e3, "workspace": plan.workspace_bytes,
         "steps": plan.steps.iter().map(step).collect::<Vec<_>>(),
     })

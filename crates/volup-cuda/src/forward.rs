@@ -20,16 +20,19 @@ pub enum Algorithm {
     HaloGemm,
     /// All phases of a box of positions on tensor cores, from the input itself.
     BoxGemm,
+    /// One matrix product whose results are dealt out among the residues, from operands as they lie.
+    ShuffleGemm,
 }
 
 impl Algorithm {
     /// All families.
-    pub const ALL: [Algorithm; 5] = [
+    pub const ALL: [Algorithm; 6] = [
         Algorithm::Direct,
         Algorithm::LinearGemm,
         Algorithm::Interleave,
         Algorithm::HaloGemm,
         Algorithm::BoxGemm,
+        Algorithm::ShuffleGemm,
     ];
 }
 
@@ -41,6 +44,7 @@ impl fmt::Display for Algorithm {
             Algorithm::Interleave => "interleave",
             Algorithm::HaloGemm => "halo_gemm",
             Algorithm::BoxGemm => "box_gemm",
+            Algorithm::ShuffleGemm => "shuffle_gemm",
         })
     }
 }
@@ -53,7 +57,7 @@ impl FromStr for Algorithm {
         named.ok_or_else(|| Error::UnknownName {
             param: "algorithm",
             got: name.into(),
-            expected: "direct, linear_gemm, interleave, halo_gemm, box_gemm",
+            expected: "direct, linear_gemm, interleave, halo_gemm, box_gemm, shuffle_gemm",
         })
     }
 }

@@ -1,7 +1,9 @@
 //! Planning `interleave`: kernels that are their stride. The kernels' file says what the numbers mean.
 
 use super::pack::{self, Operand, PackedWeight, WeightLayout};
-use super::{Argument, Buffer, Context, Step, Workspace, activation_code, direct, epilogue, product, push};
+use super::{
+    Argument, Buffer, Context, Step, Workspace, activation_code, direct, epilogue, one_tap, product, push,
+};
 use crate::Variant;
 use std::fmt;
 use volup::{MemoryFormat, Result};
@@ -148,19 +150,14 @@ impl<'a> Interleave<'a> {
         let request = context.request;
         let (geometry, conv) = (&request.geometry, request.geometry.conv());
         let operand = Operand::of(context)?;
-        let one_tap = geometry.axes().iter().all(|axis| {
-            axis.kernel == axis.stride
-                && (axis.dilation == 1 || axis.kernel == 1)
-                && axis.padding == 0
-                && axis.output == axis.input * axis.stride
-        });
         let small = |sizes: &[usize]| product(sizes).is_some_and(|size| size <= MOST);
         let [batch, _, depth, height, _] = geometry.input_shape();
         let fits = small(&geometry.input_shape()[1..])
             && small(&geometry.output_shape()[1..])
             && small(&[batch, depth, height, conv.stride()[0]])
             && small(&conv.weight_shape());
-        if !one_tap || !fits || conv.groups() != 1 || request.input_format != request.output_format {
+        if !one_tap(geometry) || !fits || conv.groups() != 1 || request.input_format != request.output_format
+        {
             return None;
         }
         let last = request.input_format == MemoryFormat::ChannelsLast3d;

@@ -11,6 +11,7 @@ mod linear_gemm;
 mod norm;
 mod pack;
 mod phases;
+mod shuffle_gemm;
 #[cfg(test)]
 mod tests;
 
@@ -268,8 +269,23 @@ fn product(sizes: &[usize]) -> Option<usize> {
     sizes.iter().try_fold(1, |product: usize, &size| product.checked_mul(size))
 }
 
+/// Whether each output has one tap: kernels that are their stride.
+fn one_tap(geometry: &Geometry) -> bool {
+    geometry.axes().iter().all(|axis| {
+        axis.kernel == axis.stride
+            && (axis.dilation == 1 || axis.kernel == 1)
+            && axis.padding == 0
+            && axis.output == axis.input * axis.stride
+    })
+}
+
 fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// The time that the normalization is expected to take where it comes after the convolution.
+fn after(context: Context<'_>) -> f64 {
+    context.request.block.norm().map_or(0.0, |_| norm::seconds(context))
 }
 
 /// How a convolution may be computed, other than by the definition.
@@ -278,6 +294,7 @@ enum Family<'a> {
     Interleave(interleave::Interleave<'a>),
     Halo(halo_gemm::Halo<'a>),
     Box(box_gemm::BoxGemm<'a>),
+    Shuffle(shuffle_gemm::ShuffleGemm<'a>),
 }
 
 impl<'a> Family<'a> {
@@ -287,17 +304,25 @@ impl<'a> Family<'a> {
             Family::Interleave(_) => Algorithm::Interleave,
             Family::Halo(_) => Algorithm::HaloGemm,
             Family::Box(_) => Algorithm::BoxGemm,
+            Family::Shuffle(_) => Algorithm::ShuffleGemm,
         }
     }
 
-    /// The time that it is expected to take.
-    fn seconds(&self) -> f64 {
-        match self {
+    /// Whether its steps are all of the block's.
+    fn normalizes(&self) -> bool {
+        matches!(self, Family::Shuffle(shuffle) if shuffle.twice)
+    }
+
+    /// The time that the block is expected to take.
+    fn seconds(&self, context: Context<'_>) -> f64 {
+        let own = match self {
             Family::Linear(linear) => linear.seconds,
             Family::Interleave(interleave) => interleave.seconds,
             Family::Halo(halo) => halo.seconds,
             Family::Box(boxes) => boxes.seconds,
-        }
+            Family::Shuffle(shuffle) => shuffle.seconds,
+        };
+        if self.normalizes() { own } else { own + after(context) }
     }
 
     /// Every plan of every family that applies. On the architecture that `halo_gemm` is for, it does what
@@ -309,6 +334,7 @@ impl<'a> Family<'a> {
         let mut all: Vec<Family<'a>> = halo_gemm::Halo::all(context).into_iter().map(Family::Halo).collect();
         all.extend(interleave::Interleave::new(context).map(Family::Interleave));
         all.extend(box_gemm::BoxGemm::all(context).into_iter().map(Family::Box));
+        all.extend(shuffle_gemm::ShuffleGemm::all(context).into_iter().map(Family::Shuffle));
         let asked_for = |wanted| all.iter().any(|family: &Family<'_>| family.algorithm() == wanted);
         if all.is_empty() || !context.request.algorithm.is_none_or(asked_for) {
             all.extend(linear_gemm::Linear::new(context)?.map(Family::Linear));
@@ -322,6 +348,7 @@ impl<'a> Family<'a> {
             Family::Interleave(interleave) => interleave.steps(context, workspace, steps),
             Family::Halo(halo) => halo.steps(context, workspace, steps),
             Family::Box(boxes) => boxes.steps(context, workspace, steps),
+            Family::Shuffle(shuffle) => shuffle.steps(context, workspace, steps),
         }
     }
 }
@@ -333,6 +360,7 @@ impl fmt::Display for Family<'_> {
             Family::Interleave(interleave) => interleave.fmt(f),
             Family::Halo(halo) => halo.fmt(f),
             Family::Box(boxes) => boxes.fmt(f),
+            Family::Shuffle(shuffle) => shuffle.fmt(f),
         }
     }
 }
@@ -355,11 +383,12 @@ impl Plan {
                 families.retain(|family| family.algorithm() == wanted);
             }
             None => {
-                let direct = direct::seconds(context);
-                families.retain(|family| family.seconds() < direct);
+                let direct = direct::seconds(context) + after(context);
+                families.retain(|family| family.seconds(context) < direct);
             }
         }
-        let best = families.into_iter().min_by(|one, other| one.seconds().total_cmp(&other.seconds()));
+        let best =
+            families.into_iter().min_by(|one, other| one.seconds(context).total_cmp(&other.seconds(context)));
         Plan::of(context, best)
     }
 
@@ -377,7 +406,7 @@ impl Plan {
         let context = Context { request, device, variants };
         let mut families = Family::all(context)?;
         families.retain(|family| request.algorithm.is_none_or(|wanted| wanted == family.algorithm()));
-        families.sort_by(|one, other| one.seconds().total_cmp(&other.seconds()));
+        families.sort_by(|one, other| one.seconds(context).total_cmp(&other.seconds(context)));
         let mut plans = Vec::<Plan>::new();
         for family in families.into_iter().take(most) {
             plans.push(Plan::of(context, Some(family))?);
@@ -388,7 +417,7 @@ impl Plan {
         Ok(plans)
     }
 
-    /// The time that the convolution is expected to take, in seconds.
+    /// The time that all steps are expected to take, in seconds.
     pub fn seconds(&self) -> f64 {
         self.seconds
     }
@@ -411,14 +440,15 @@ impl Plan {
         let (algorithm, seconds, mut summary) = match &family {
             Some(family) => {
                 family.steps(context, &mut workspace, &mut steps)?;
-                (family.algorithm(), family.seconds(), family.to_string())
+                (family.algorithm(), family.seconds(context), family.to_string())
             }
             None => {
                 steps.push(direct::step(context, None)?);
-                (Algorithm::Direct, direct::seconds(context), "direct".to_string())
+                (Algorithm::Direct, direct::seconds(context) + after(context), "direct".to_string())
             }
         };
-        if let Some(norm) = request.block.norm() {
+        let rest = request.block.norm().filter(|_| !family.as_ref().is_some_and(Family::normalizes));
+        if let Some(norm) = rest {
             // The convolution is done: its memory serves again, but for the control words at its start,
             // which say how it was computed.
             let mut again = Workspace { bytes: if workspace.bytes > 0 { 256 } else { 0 } };

@@ -8,6 +8,66 @@ const BLOCKS: usize = 8;
 /// A multiple that rows of a channels-last sample are best taken in.
 const LANES: usize = 32;
 
+/// Bytes a second that the output is read, and scaled, at; what the launches cost.
+const READ: f64 = 3.9e12;
+const SCALE: f64 = 3.6e12;
+const LAUNCHES: f64 = 8e-6;
+
+/// The time that [`steps`] is expected to take, in seconds.
+pub(super) fn seconds(context: Context<'_>) -> f64 {
+    let voxels: f64 = context.request.geometry.output_shape().iter().map(|&size| size as f64).product();
+    let bytes = voxels * context.request.dtype.size() as f64;
+    bytes / READ + 2.0 * bytes / SCALE + LAUNCHES
+}
+
+/// Partial statistics in the workspace: mean, squared deviations and count of each, those of a sample and group
+/// `chunks * repeats * columns` of them, and how far each is from the next.
+pub(super) struct Partials {
+    /// The three arrays.
+    pub(super) arrays: [Argument; 3],
+    pub(super) chunks: usize,
+    pub(super) repeats: usize,
+    pub(super) columns: usize,
+    /// From a sample, a group, a chunk and a repeat to the next.
+    pub(super) steps: [usize; 4],
+}
+
+impl Partials {
+    /// Room for so many partials of so many bytes.
+    pub(super) fn take(workspace: &mut Workspace, count: usize, element: usize) -> [Argument; 3] {
+        [(); 3].map(|()| Argument::Pointer(Buffer::Workspace, workspace.take(count * element)))
+    }
+
+    /// Launches their merge. Returns where the mean and 1/sigma of every sample and group will be.
+    pub(super) fn merge(
+        &self,
+        context: Context<'_>,
+        norm: NormSpec,
+        workspace: &mut Workspace,
+        steps: &mut Vec<Step>,
+    ) -> Result<[Argument; 2]> {
+        let [samples, ..] = context.request.geometry.output_shape();
+        let groups = norm.groups();
+        let accumulator = context.accumulator_name();
+        let element = if accumulator == "f64" { 8 } else { 4 };
+        let statistics = [(); 2].map(|()| workspace.take(samples * groups * element));
+        let statistics = statistics.map(|at| Argument::Pointer(Buffer::Workspace, at));
+        let mut arguments = self.arrays.to_vec();
+        arguments.extend(statistics);
+        push(&mut arguments, [samples, groups, self.chunks, self.repeats, self.columns])?;
+        arguments.extend(self.steps.map(|stride| Argument::I64(stride as i64)));
+        arguments.push(Argument::F64(norm.eps()));
+        let variant = *context.kernel("norm_merge", &[accumulator], &[])?;
+        steps.push(Step::launch(variant, blocks(context, samples * groups), arguments));
+        Ok(statistics)
+    }
+}
+
+/// Blocks for so many tasks.
+fn blocks(context: Context<'_>, tasks: usize) -> [u32; 3] {
+    [tasks.clamp(1, BLOCKS * context.device.multiprocessors) as u32, 1, 1]
+}
+
 /// What is launched after the convolution.
 pub(super) fn steps(
     context: Context<'_>,
@@ -23,13 +83,9 @@ pub(super) fn steps(
     let types = [storage, accumulator];
     let element = if accumulator == "f64" { 8 } else { 4 };
     let rows = request.output_format == MemoryFormat::Contiguous;
-    let blocks = |tasks: usize| {
-        let most = BLOCKS * context.device.multiprocessors;
-        [tasks.clamp(1, most) as u32, 1, 1]
-    };
-    let launch = |steps: &mut Vec<Step>, kernel, types: &[&str], tasks, arguments| -> Result<()> {
-        let variant = *context.kernel(kernel, types, &[])?;
-        steps.push(Step::launch(variant, blocks(tasks), arguments));
+    let launch = |steps: &mut Vec<Step>, kernel, tasks, arguments| -> Result<()> {
+        let variant = *context.kernel(kernel, &types, &[])?;
+        steps.push(Step::launch(variant, blocks(context, tasks), arguments));
         Ok(())
     };
     let tile = |kernel, name| -> Result<usize> { Ok(size(context.kernel(kernel, &types, &[])?, name)) };
@@ -37,41 +93,30 @@ pub(super) fn steps(
     let width = channels * (LANES / gcd(channels, LANES));
 
     // Partial statistics: how many, and how they lie.
-    let (partials, merge);
-    let mut arguments = vec![output];
-    if rows {
+    let partials = if rows {
         let length = group_channels * voxels;
         let chunks = (length + 15).div_ceil(tile("norm_stats_rows", "B")?);
-        partials = samples * groups * chunks;
-        merge = [chunks, 1, 1, groups * chunks, chunks, 1, 0];
-        push_parts(&mut arguments, workspace, partials * element);
+        let count = samples * groups * chunks;
+        let arrays = Partials::take(workspace, count, element);
+        let mut arguments = vec![output];
+        arguments.extend(arrays);
         arguments.extend([int(samples * groups)?.into(), Argument::I64(length as i64), int(chunks)?.into()]);
-        let parts = arguments[1..4].to_vec();
-        launch(steps, "norm_stats_rows", &types, partials, arguments)?;
-        arguments = parts;
+        launch(steps, "norm_stats_rows", count, arguments)?;
+        Partials { arrays, chunks, repeats: 1, columns: 1, steps: [groups * chunks, chunks, 1, 0] }
     } else {
         let length = voxels * channels;
         let (high, wide) = (tile("norm_stats_columns", "R")?, tile("norm_stats_columns", "B")?);
         let chunks = length.div_ceil(high * width);
-        partials = samples * chunks * width;
-        merge = [chunks, width / channels, group_channels, chunks * width, group_channels, width, channels];
-        push_parts(&mut arguments, workspace, partials * element);
+        let arrays = Partials::take(workspace, samples * chunks * width, element);
+        let mut arguments = vec![output];
+        arguments.extend(arrays);
         arguments.extend([int(samples)?.into(), Argument::I64(length as i64)]);
         push(&mut arguments, [width, chunks])?;
-        let parts = arguments[1..4].to_vec();
-        launch(steps, "norm_stats_columns", &types, samples * chunks * width.div_ceil(wide), arguments)?;
-        arguments = parts;
-    }
-
-    // The mean and 1/sigma of every sample and group.
-    let statistics = [(); 2].map(|()| workspace.take(samples * groups * element));
-    let statistics = statistics.map(|at| Argument::Pointer(Buffer::Workspace, at));
-    arguments.extend(statistics);
-    let [chunks, repeats, columns, strides @ ..] = merge;
-    push(&mut arguments, [samples, groups, chunks, repeats, columns])?;
-    arguments.extend(strides.map(|stride| Argument::I64(stride as i64)));
-    arguments.push(Argument::F64(norm.eps()));
-    launch(steps, "norm_merge", &[accumulator], samples * groups, arguments)?;
+        launch(steps, "norm_stats_columns", samples * chunks * width.div_ceil(wide), arguments)?;
+        let steps = [chunks * width, group_channels, width, channels];
+        Partials { arrays, chunks, repeats: width / channels, columns: group_channels, steps }
+    };
+    let statistics = partials.merge(context, norm, workspace, steps)?;
 
     // In place.
     let mut arguments = vec![output];
@@ -91,10 +136,5 @@ pub(super) fn steps(
     };
     let (code, slope) = activation_code(request.block.post_activation());
     arguments.extend([code.into(), Argument::F64(slope)]);
-    launch(steps, kernel, &types, tasks, arguments)
-}
-
-/// The three arrays of partial statistics.
-fn push_parts(arguments: &mut Vec<Argument>, workspace: &mut Workspace, bytes: usize) {
-    arguments.extend([(); 3].map(|()| Argument::Pointer(Buffer::Workspace, workspace.take(bytes))));
+    launch(steps, kernel, tasks, arguments)
 }

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "box_rows.cuh"
-#include "curve.cuh"
+#include "activation.cuh"
 #include "divisor.cuh"
 #include "element.cuh"
 
@@ -28,14 +28,7 @@ struct Finish {
     int activation;
     float slope;
 
-    __device__ __forceinline__ float operator()(float v, float bias) const {
-        v += bias;
-        if (activation == 1)
-            asm("max.NaN.f32 %0, %0, 0f00000000;" : "+f"(v));
-        else if (activation == 2)
-            v = v > 0.0f ? v : v * slope;
-        return v;
-    }
+    __device__ __forceinline__ float operator()(float v, float bias) const { return straighten(v + bias, activation, slope); }
 };
 
 /// What the definition takes: the sample's first channel of x, the whole weight, the bias of the row block's first

@@ -33,19 +33,3 @@ struct Row {
         here = local < classes && d < d_stride;
     }
 };
-
-/// The largest magnitude so far. Of two tf32 parts the low one has not bits enough below 2^-113: where a vector holds
-/// nothing larger, it counts as an infinity, and the definition computes.
-__device__ __forceinline__ unsigned largest_so_far(unsigned most, const Element (&v)[E]) {
-#if KIND == 3
-    const unsigned here = larger(0u, v);
-    return here - 1 < 0x07000000u - 1 ? 0x7f800000u : max(most, here);
-#else
-    return larger(most, v);
-#endif
-}
-
-/// Whether what has such a largest magnitude is left to the definition.
-__device__ __forceinline__ bool undefined(unsigned most) {
-    return as_float32(Element{}, largest(Element{}, most)) >= 0x7f800000u;
-}

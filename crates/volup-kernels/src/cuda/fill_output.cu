@@ -8,7 +8,7 @@
 // NDHWC, else a volume); `count` (i64, of all elements), `has_bias`, `activation`, `slope` (f64). Threads: 256. Grid: any
 // number of blocks along the first axis.
 
-#include "curve.cuh"
+#include "activation.cuh"
 #include "element.cuh"
 #include "launch.cuh"
 
@@ -19,12 +19,7 @@ extern "C" __global__ void __launch_bounds__(256) fill_output(
     let_next_start();
     const auto value = [&](int channel) {
         float v = has_bias ? widen(bias[channel]) : 0.0f;
-        if (activation == 1)
-            asm("max.NaN.f32 %0, %0, 0f00000000;" : "+f"(v));
-        else if (activation == 2)
-            v = v > 0.0f ? v : v * (float)slope;
-        else if (activation > 2)
-            v = curve(v, activation);
+        v = activation > 2 ? curve(v, activation) : straighten(v, activation, (float)slope);
         Element e;
         narrow(v, &e);
         return e;

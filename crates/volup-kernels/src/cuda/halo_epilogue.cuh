@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "curve.cuh"
+#include "activation.cuh"
 #include "hopper.cuh"
 
 #if !defined(MI) || !defined(CTAS) || !defined(WGS)

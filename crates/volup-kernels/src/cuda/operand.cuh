@@ -73,3 +73,21 @@ __device__ __forceinline__ uint4 operand(const Element (&v)[E], float scale, uin
     return make_uint4(hi[0], hi[1], hi[2], hi[3]);
 #endif
 }
+
+/// A largest magnitude, as bits of float32. Of two tf32 parts the low one has not bits enough below 2^-113: where a vector
+/// holds nothing larger, it counts as an infinity, and the definition computes.
+__device__ __forceinline__ unsigned within_parts(unsigned most) { return KIND == 3 && most - 1 < 0x07000000u - 1 ? 0x7f800000u : most; }
+
+/// The largest magnitude so far.
+__device__ __forceinline__ unsigned largest_so_far(unsigned most, const Element (&v)[E]) {
+#if KIND == 3
+    return max(most, within_parts(larger(0u, v)));
+#else
+    return larger(most, v);
+#endif
+}
+
+/// Whether what has such a largest magnitude is left to the definition.
+__device__ __forceinline__ bool undefined(unsigned most) {
+    return as_float32(Element{}, largest(Element{}, most)) >= 0x7f800000u;
+}

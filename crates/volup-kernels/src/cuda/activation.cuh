@@ -1,6 +1,15 @@
-// Activations that are more than a comparison.
+// Activations.
 
 #pragma once
+
+/// A value through an activation that is a comparison: 1, ReLU, which lets NaN through; 2, leaky ReLU.
+__device__ __forceinline__ float straighten(float x, int code, float slope) {
+    if (code == 1)
+        asm("max.NaN.f32 %0, %0, 0f00000000;" : "+f"(x));
+    else if (code == 2)
+        x = x > 0.0f ? x : x * slope;
+    return x;
+}
 
 /// A value through one of the curved activations, as in `epilogue`.
 __device__ __forceinline__ float curve(float x, int code) {

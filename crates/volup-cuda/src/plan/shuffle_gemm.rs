@@ -1,0 +1,338 @@
+//! Planning `shuffle_gemm`: kernels that are their stride, in one launch. The kernels' file says what the numbers mean.
+
+use super::norm::Partials;
+use super::pack::Operand;
+use super::{
+    Argument, Buffer, Context, Step, Workspace, activation_code, epilogue, gcd, one_tap, product, push, size,
+    strides,
+};
+use crate::Variant;
+use std::fmt;
+use volup::{Geometry, MemoryFormat, NormSpec, Result};
+
+/// Bytes of shared memory of a multiprocessor, and those that a block takes besides its own.
+const SHARED: usize = 233_472;
+const RESERVED: usize = 1024;
+/// Channels of a stage.
+const CHUNK: usize = 32;
+/// Channels of the columns that a lane has neighbours of.
+const UNIT: usize = 16;
+/// Sizes are counted in 32 bits, with room for a block past the end.
+const MOST: usize = i32::MAX as usize - (1 << 20);
+
+/// Clocks a second.
+const CLOCK: f64 = 1.7e9;
+/// Bytes a second of the memory, and of the second-level cache.
+const MEMORY: f64 = 3.3e12;
+const CACHE: f64 = 3.7e12;
+/// Instructions of a warp for 32 rows by 32 positions, by kind of operand: for a step, for a stage beside its steps, for
+/// what is written.
+const INSTRUCTIONS: [[f64; 3]; 3] = [[6.6, 13.0, 30.0], [23.0, 40.0, 140.0], [96.0, 190.0, 250.0]];
+/// How much more copies of less than 16 bytes take, and outputs that are written one by one.
+const SCATTERED: f64 = 4.4;
+const APART: f64 = 2.0;
+/// The share of its issue slots that a multiprocessor fills: with no warp, and more with each; at most.
+const ISSUE: [f64; 3] = [0.26, 0.015, 0.75];
+/// Clocks that a block waits for a stage, and for what it writes, whatever there is to compute.
+const WAIT: f64 = 840.0;
+const WRITE: f64 = 2000.0;
+/// Of what takes less, computing or moving, the part that does not hide behind the other.
+const SEEN: f64 = 0.15;
+/// Seconds until blocks have what they start with; for each byte of weights that they bring in another order.
+const START: f64 = 6.5e-6;
+/// Seconds that statistics take to be merged.
+const MERGE: f64 = 6e-6;
+const REORDER: f64 = 3.8e-11;
+
+/// A plan of this family.
+#[derive(Clone, Copy)]
+pub(super) struct ShuffleGemm<'a> {
+    operand: Operand,
+    kernel: &'a Variant,
+    /// Channels of a row block of NDHWC.
+    channels: usize,
+    row_blocks: usize,
+    /// Blocks of positions of a sample.
+    pos_blocks: usize,
+    /// Blocks of positions that are computed side by side.
+    groups: usize,
+    chunks: usize,
+    w_pitch: usize,
+    shared: usize,
+    /// Whether everything is computed twice: for statistics, then to be written normalized.
+    pub(super) twice: bool,
+    /// The time that this is expected to take.
+    pub(super) seconds: f64,
+}
+
+impl fmt::Display for ShuffleGemm<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Tile { rows, positions, warps, ctas } = Tile::of(self.kernel);
+        write!(f, "shuffle_gemm {} {rows}x{positions}, {warps} warps x{ctas}, ", self.operand.name())?;
+        write!(f, "{} row blocks, {} groups", self.row_blocks, self.groups)?;
+        if self.twice { f.write_str("; recomputed for the norm") } else { Ok(()) }
+    }
+}
+
+/// What a launch does with what it computes.
+#[derive(Clone, Copy)]
+enum Pass {
+    /// Writes it.
+    Written,
+    /// Writes partial statistics, to three arrays.
+    Statistics([Argument; 3]),
+    /// Writes it normalized, by means and 1/sigmas.
+    Normalized([Argument; 2], NormSpec),
+}
+
+/// What a block computes at a time, and its warps; blocks of a multiprocessor.
+struct Tile {
+    rows: usize,
+    positions: usize,
+    warps: usize,
+    ctas: usize,
+}
+
+impl Tile {
+    fn of(kernel: &Variant) -> Tile {
+        let of = |name| size(kernel, name);
+        Tile {
+            rows: of("WARP_ROWS") * of("ROW_WARPS"),
+            positions: of("WARP_POS") * of("POS_WARPS"),
+            warps: of("ROW_WARPS") * of("POS_WARPS"),
+            ctas: of("CTAS"),
+        }
+    }
+}
+
+/// The largest of 16, 8, 4 and 2 that divides a number of bytes; else 1.
+fn unit(bytes: usize) -> usize {
+    gcd(bytes, 16)
+}
+
+/// Of what neighbours that a lane has the number in a line of y: channels, positions and residues along width, or
+/// positions.
+fn run(geometry: &Geometry, last: bool) -> usize {
+    let [_, _, depth, height, width] = geometry.input_shape();
+    match (last, geometry.conv().stride()) {
+        (true, _) => geometry.conv().out_channels(),
+        (false, [_, _, 2]) => 2 * width,
+        (false, [1, 1, _]) => depth * height * width,
+        _ => width,
+    }
+}
+
+impl<'a> ShuffleGemm<'a> {
+    /// Every plan, where each output has one tap, in one group, the activation is a comparison, and input and output
+    /// lie the same way; not for float64, not past its 32-bit counts.
+    pub(super) fn all(context: Context<'a>) -> Vec<ShuffleGemm<'a>> {
+        let request = context.request;
+        let (geometry, conv) = (&request.geometry, request.geometry.conv());
+        let Some(operand) = Operand::of(context) else { return Vec::new() };
+        let last = request.output_format == MemoryFormat::ChannelsLast3d;
+        let counted = |sizes: &[usize]| product(sizes).is_some_and(|size| size <= MOST);
+        let fits = counted(&geometry.input_shape()[1..])
+            && counted(&geometry.output_shape()[1..])
+            && counted(&conv.weight_shape());
+        let straight = activation_code(epilogue(&request.block)[0]).0 <= 2;
+        let volume: usize = geometry.input_shape()[2..].iter().product();
+        let apart = conv.stride()[2] <= 2 || last;
+        let bytes = request.dtype.size();
+        let rows = conv.out_channels() * conv.stride().iter().product::<usize>();
+        let x_run = if last { conv.in_channels() } else { volume };
+        // Copies are of 4 bytes at least.
+        let aligned = unit(x_run * bytes) >= 4 && (last || unit(rows * bytes) >= 4);
+        if !one_tap(geometry)
+            || !fits
+            || !straight
+            || !apart
+            || !aligned
+            || volume == 0
+            || conv.groups() != 1
+            || request.input_format != request.output_format
+        {
+            return Vec::new();
+        }
+        let kind = match operand {
+            Operand::Half => 0,
+            Operand::Tf32 => 1,
+            Operand::Split => 3,
+        };
+        let is_it = |kernel: &&Variant| {
+            kernel.param("KIND") == Some(kind) && kernel.param("LAST") == Some(i64::from(last))
+        };
+        let types = operand.types(context);
+        let kernels = context.kernels("shuffle_gemm", &types).filter(is_it);
+        let post = activation_code(request.block.post_activation()).0;
+        let twice = request.block.norm().is_some() && post <= 2;
+        let ways: &[bool] = if twice { &[false, true] } else { &[false] };
+        let all = kernels.flat_map(|kernel| ways.iter().map(move |&twice| (kernel, twice)));
+        all.filter_map(|(kernel, twice)| ShuffleGemm::new(context, operand, kernel, last, twice)).collect()
+    }
+
+    fn new(
+        context: Context<'a>,
+        operand: Operand,
+        kernel: &'a Variant,
+        last: bool,
+        twice: bool,
+    ) -> Option<ShuffleGemm<'a>> {
+        let request = context.request;
+        let (geometry, conv) = (&request.geometry, request.geometry.conv());
+        let (cin, cout) = (conv.in_channels(), conv.out_channels());
+        let taps: usize = conv.stride().iter().product();
+        let volume: usize = geometry.input_shape()[2..].iter().product();
+        let Tile { rows, positions, warps, ctas } = Tile::of(kernel);
+        let bytes = request.dtype.size();
+        let (channels, row_blocks) = if last {
+            let most = rows / taps / UNIT * UNIT;
+            if most == 0 {
+                return None;
+            }
+            let blocks = cout.div_ceil(most);
+            (cout.div_ceil(blocks).next_multiple_of(UNIT), blocks)
+        } else {
+            (0, (cout * taps).div_ceil(rows))
+        };
+        let chunks = cin.div_ceil(CHUNK);
+        // Elements of 16 bytes, and those that stand between lines of NCDHW.
+        let vector = 16 / bytes;
+        let pad = if !last && bytes == 4 { 2 * vector } else { vector };
+        let w_pitch = if last {
+            // So that the lines that a warp reads at once lie in different banks.
+            let past = if bytes == 4 { 8 } else { 4 };
+            let words = (taps * (channels + vector) * bytes / 4).saturating_sub(past);
+            (words.next_multiple_of(32) + past) * 4 / bytes
+        } else {
+            rows + pad
+        };
+        let (lines, length) = if last { (positions, CHUNK) } else { (CHUNK, positions) };
+        let stages = size(kernel, "STAGES") * operand.parts() * lines * (length + pad);
+        let weights = bytes * chunks * CHUNK * w_pitch;
+        let shared = bytes * stages + weights + 20 * rows + 8 * rows * size(kernel, "POS_WARPS");
+        let fixed = kernel.shared_bytes as usize;
+        let ctas = ctas.min(SHARED / (shared + fixed + RESERVED));
+        if ctas == 0 {
+            return None;
+        }
+        let pos_blocks = volume.div_ceil(positions);
+        let items = geometry.batch().checked_mul(pos_blocks)?;
+        if items > MOST || row_blocks > MOST / 1024 {
+            return None;
+        }
+        let processors = context.device.multiprocessors;
+        let groups = (processors * ctas / row_blocks).clamp(1, items);
+
+        let count = |shape: [usize; 5]| shape.iter().map(|&size| size as f64).product::<f64>() * bytes as f64;
+        let (x, y, w) = (
+            count(geometry.input_shape()),
+            count(geometry.output_shape()),
+            (cin * cout * taps * bytes) as f64,
+        );
+        let blocks = row_blocks * groups;
+        let weights = weights as f64;
+        let cached = (x * row_blocks as f64 + blocks as f64 * weights + y) / CACHE;
+        let moved = ((x + y + w) / MEMORY).max(cached);
+        let moved_unwritten = ((x + w) / MEMORY).max(cached - y / CACHE);
+        // Blocks one after the other where there are more than fit, each item after item.
+        let warps = (blocks.div_ceil(processors).min(ctas) * warps) as f64;
+        let turns = (blocks.div_ceil(processors * ctas) * items.div_ceil(groups)) as f64;
+        let [step, stage, write] = INSTRUCTIONS[match operand {
+            Operand::Half => 0,
+            Operand::Tf32 => 1,
+            Operand::Split => 2,
+        }];
+        let scattered = |run: usize| !(run * bytes).is_multiple_of(16);
+        let stage = if scattered(if last { cin } else { volume }) { stage * SCATTERED } else { stage };
+        let write = if run(geometry, last).is_multiple_of(4) { write } else { write * APART };
+        let tiles = (rows * positions / (1024 * kernel.threads as usize / 32)) as f64;
+        let steps = (CHUNK * bytes / 32) as f64;
+        let instructions = chunks as f64 * (tiles * steps * step + stage) + tiles * write;
+        let issued = 4.0 * (ISSUE[0] + ISSUE[1] * warps).min(ISSUE[2]);
+        let alone = chunks as f64 * WAIT + WRITE;
+        let compute = turns * (warps * instructions / issued).max(alone) / CLOCK;
+        let reorder = if last { weights * REORDER } else { 0.0 };
+        let expected = |moved: f64| START + reorder + moved.max(compute) + SEEN * moved.min(compute);
+        let seconds = expected(moved) + if twice { expected(moved_unwritten) + MERGE } else { 0.0 };
+        Some(ShuffleGemm {
+            operand,
+            kernel,
+            channels,
+            row_blocks,
+            pos_blocks,
+            groups,
+            chunks,
+            w_pitch,
+            shared,
+            twice,
+            seconds,
+        })
+    }
+
+    /// What is launched: the convolution, or with its normalization.
+    pub(super) fn steps(
+        &self,
+        context: Context<'_>,
+        workspace: &mut Workspace,
+        steps: &mut Vec<Step>,
+    ) -> Result<()> {
+        let (Some(norm), true) = (context.request.block.norm(), self.twice) else {
+            steps.push(self.step(context, Pass::Written)?);
+            return Ok(());
+        };
+        let (geometry, conv) = (&context.request.geometry, context.request.geometry.conv());
+        let rows = conv.out_channels() * conv.stride().iter().product::<usize>();
+        let chunks = self.groups * size(self.kernel, "POS_WARPS");
+        let arrays = Partials::take(workspace, geometry.batch() * chunks * rows, 4);
+        steps.push(self.step(context, Pass::Statistics(arrays))?);
+        let columns = rows / norm.groups();
+        let partials =
+            Partials { arrays, chunks, repeats: 1, columns, steps: [chunks * rows, columns, rows, 0] };
+        let statistics = partials.merge(context, norm, workspace, steps)?;
+        steps.push(self.step(context, Pass::Normalized(statistics, norm))?);
+        Ok(())
+    }
+
+    /// One launch.
+    fn step(&self, context: Context<'_>, pass: Pass) -> Result<Step> {
+        let request = context.request;
+        let (geometry, conv) = (&request.geometry, request.geometry.conv());
+        let last = request.output_format == MemoryFormat::ChannelsLast3d;
+        let [batch, cin, depth, height, width] = geometry.input_shape();
+        let [d, h, w] = conv.stride();
+        let (rows, volume) = (conv.out_channels() * d * h * w, depth * height * width);
+        let bytes = request.dtype.size();
+        let buffers = [Buffer::Input, Buffer::Weight, Buffer::Bias, Buffer::Output];
+        let mut arguments: Vec<Argument> = buffers.map(|buffer| Argument::Pointer(buffer, 0)).into();
+        push(&mut arguments, [cin, conv.out_channels(), volume, height * width, width, d, h, w])?;
+        let [x_n, ..] = strides(geometry.input_shape(), request.input_format);
+        let [y_n, rest @ ..] = strides(geometry.output_shape(), request.output_format);
+        arguments.extend([x_n, y_n].map(|stride| Argument::I64(stride as i64)));
+        push(&mut arguments, rest)?;
+        push(&mut arguments, [self.chunks, self.pos_blocks, batch * self.pos_blocks, self.row_blocks])?;
+        push(&mut arguments, [self.w_pitch, self.channels])?;
+        let x_unit = unit(bytes * if last { cin } else { volume });
+        push(&mut arguments, [x_unit, unit(bytes * rows)])?;
+        let (code, slope) = activation_code(epilogue(&request.block)[0]);
+        let numbers = [i32::from(run(geometry, last).is_multiple_of(4)), i32::from(conv.has_bias()), code];
+        arguments.extend(numbers.map(Argument::from));
+        arguments.push(Argument::F64(slope));
+        let null = Argument::I64(0);
+        let (mode, parts, statistics) = match pass {
+            Pass::Written => (0, [null; 3], [null; 2]),
+            Pass::Statistics(parts) => (1, parts, [null; 2]),
+            Pass::Normalized(statistics, _) => (2, [null; 3], statistics),
+        };
+        arguments.push(mode.into());
+        arguments.extend(parts.into_iter().chain(statistics));
+        arguments.extend([Buffer::NormWeight, Buffer::NormBias].map(|buffer| Argument::Pointer(buffer, 0)));
+        let norm_groups = if let Pass::Normalized(_, norm) = pass { norm.groups() } else { 1 };
+        push(&mut arguments, [norm_groups, conv.out_channels() / norm_groups])?;
+        let post = if mode == 2 { request.block.post_activation() } else { None };
+        let (code, slope) = activation_code(post);
+        arguments.extend([code.into(), Argument::F64(slope)]);
+        let grid = [(self.row_blocks * self.groups) as u32, 1, 1];
+        let (variant, shared) = (*self.kernel, self.shared as u32);
+        Ok(Step::Launch { variant, grid, shared, arguments, overlap: false })
+    }
+}
