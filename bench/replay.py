@@ -152,7 +152,7 @@ def exact(plan: dict[str, Any], x: Tensor, vectors: dict[str, Tensor], weight: T
     if plan["norm"]:
         groups, eps, affine = plan["norm"]
         scale = (of["NormWeight"], of["NormBias"]) if affine else (None, None)
-        y = functional.group_norm(y, groups, *scale, eps)
+        y = torch.group_norm(y, groups, *scale, eps)
     return activated(y, plan["post_activation"])
 
 

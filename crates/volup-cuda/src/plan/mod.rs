@@ -310,7 +310,7 @@ impl<'a> Family<'a> {
 
     /// Whether its steps are all of the block's.
     fn normalizes(&self) -> bool {
-        matches!(self, Family::Shuffle(shuffle) if shuffle.twice)
+        matches!(self, Family::Shuffle(shuffle) if shuffle.twice())
     }
 
     /// The time that the block is expected to take.

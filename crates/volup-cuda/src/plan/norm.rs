@@ -1,13 +1,18 @@
 //! Planning `norm`: partial statistics of the output, merged in a fixed order, then applied in place.
 
 use super::{Argument, Buffer, Context, Step, Workspace, activation_code, gcd, int, push, size};
-use volup::{MemoryFormat, NormSpec, Result};
+use crate::Variant;
+use volup::{DType, MemoryFormat, NormSpec, Result};
 
 /// Blocks a multiprocessor that tasks are dealt out to.
 const BLOCKS: usize = 8;
+/// What `group_scale` counts to.
+const MOST_VOXELS: usize = 1 << 30;
 /// A multiple that rows of a channels-last sample are best taken in.
 const LANES: usize = 32;
 
+/// Seconds that partial statistics take to be merged.
+pub(super) const MERGE: f64 = 10e-6;
 /// Bytes a second that the output is read, and scaled, at; what the launches cost.
 const READ: f64 = 3.9e12;
 const SCALE: f64 = 3.6e12;
@@ -63,10 +68,48 @@ impl Partials {
     }
 }
 
+/// What a launch that knows the modes does with what it computes.
+#[derive(Clone, Copy)]
+pub(super) enum Pass {
+    /// Writes it.
+    Written,
+    /// Writes partial statistics, to three arrays.
+    Statistics([Argument; 3]),
+    /// Writes it normalized, by means and 1/sigmas.
+    Normalized([Argument; 2], NormSpec),
+}
+
+impl Pass {
+    /// Adds what kernels are told of it.
+    pub(super) fn push(self, context: Context<'_>, arguments: &mut Vec<Argument>) -> Result<()> {
+        let block = &context.request.block;
+        let null = Argument::I64(0);
+        let (mode, parts, statistics, groups) = match self {
+            Pass::Written => (0, [null; 3], [null; 2], 1),
+            Pass::Statistics(parts) => (1, parts, [null; 2], 1),
+            Pass::Normalized(statistics, norm) => (2, [null; 3], statistics, norm.groups()),
+        };
+        arguments.push(mode.into());
+        arguments.extend(parts.into_iter().chain(statistics));
+        arguments.extend([Buffer::NormWeight, Buffer::NormBias].map(|buffer| Argument::Pointer(buffer, 0)));
+        push(arguments, [groups, block.conv().out_channels() / groups])?;
+        let (code, slope) = activation_code(block.post_activation().filter(|_| mode == 2));
+        arguments.extend([code.into(), Argument::F64(slope)]);
+        Ok(())
+    }
+}
+
 /// Blocks for so many tasks.
 fn blocks(context: Context<'_>, tasks: usize) -> [u32; 3] {
     [tasks.clamp(1, BLOCKS * context.device.multiprocessors) as u32, 1, 1]
 }
+
+/// Threads of `group_statistics` and `group_scale`; vectors of 16 bytes that a thread of each takes, of NDHWC.
+const THREADS: usize = 256;
+const COUNTED: usize = 8;
+const SCALED: usize = 32;
+/// The same of NCDHW.
+const SCALED_ROWS: usize = 4;
 
 /// What is launched after the convolution.
 pub(super) fn steps(
@@ -75,6 +118,9 @@ pub(super) fn steps(
     workspace: &mut Workspace,
     steps: &mut Vec<Step>,
 ) -> Result<()> {
+    if let Some(kernels) = vectors(context) {
+        return vector_steps(context, norm, kernels, workspace, steps);
+    }
     let request = context.request;
     let [samples, channels, ..] = request.geometry.output_shape();
     let (groups, voxels) = (norm.groups(), request.geometry.output_voxels());
@@ -137,4 +183,77 @@ pub(super) fn steps(
     let (code, slope) = activation_code(request.block.post_activation());
     arguments.extend([code.into(), Argument::F64(slope)]);
     launch(steps, kernel, tasks, arguments)
+}
+
+/// The kernels that move vectors, statistics and scaling, where they are there and apply.
+fn vectors<'a>(context: Context<'a>) -> Option<[&'a Variant; 2]> {
+    let request = context.request;
+    let (kind, types) = match request.dtype {
+        DType::F64 => return None,
+        DType::F32 => (1, vec![]),
+        DType::F16 | DType::Bf16 => (0, vec![context.type_name()]),
+    };
+    let last = request.output_format == MemoryFormat::ChannelsLast3d;
+    let vector = 16 / request.dtype.size();
+    let [samples, channels, ..] = request.geometry.output_shape();
+    let whole = channels.is_multiple_of(vector) && channels <= THREADS * vector;
+    let voxels = request.geometry.output_voxels();
+    if last && !whole || voxels > MOST_VOXELS || samples.checked_mul(channels)? > MOST_VOXELS {
+        return None;
+    }
+    let params = [("KIND", kind), ("LAST", i64::from(last))];
+    let kernel = |name| context.kernel(name, &types, &params).ok();
+    Some([kernel("group_statistics")?, kernel("group_scale")?])
+}
+
+/// What is launched with those.
+fn vector_steps(
+    context: Context<'_>,
+    norm: NormSpec,
+    [statistics_kernel, scale]: [&Variant; 2],
+    workspace: &mut Workspace,
+    steps: &mut Vec<Step>,
+) -> Result<()> {
+    let request = context.request;
+    let [samples, channels, ..] = request.geometry.output_shape();
+    let (groups, voxels) = (norm.groups(), request.geometry.output_voxels());
+    let group_channels = channels / groups;
+    let vector = 16 / request.dtype.size();
+    let last = request.output_format == MemoryFormat::ChannelsLast3d;
+    let output = Argument::Pointer(Buffer::Output, 0);
+    // Positions that a block has side by side, of NDHWC.
+    let high = if last { THREADS / (channels / vector) } else { 0 };
+
+    let (rows, length, chunks) = if last {
+        (samples, voxels, voxels.div_ceil(COUNTED * high))
+    } else {
+        let length = group_channels * voxels;
+        (samples * groups, length, (length + vector - 1).div_ceil(THREADS * COUNTED * vector))
+    };
+    let of_chunk = if last { groups } else { 1 };
+    let arrays = Partials::take(workspace, rows * chunks * of_chunk, 4);
+    let mut arguments = vec![output];
+    arguments.extend(arrays);
+    arguments.push(Argument::I64(length as i64));
+    push(&mut arguments, [rows, chunks, channels, groups, group_channels])?;
+    let grid = |blocks: usize| -> Result<[u32; 3]> { Ok([int(blocks)?.cast_unsigned(), 1, 1]) };
+    steps.push(Step::launch(*statistics_kernel, grid(rows * chunks)?, arguments));
+    let between = if last { [chunks * groups, 1, groups, 0] } else { [groups * chunks, chunks, 1, 0] };
+    let partials = Partials { arrays, chunks, repeats: 1, columns: 1, steps: between };
+    let statistics = partials.merge(context, norm, workspace, steps)?;
+
+    // In place.
+    let count = samples * channels * voxels;
+    let parts =
+        if last { voxels.div_ceil(SCALED * high) } else { count.div_ceil(THREADS * SCALED_ROWS * vector) };
+    let mut arguments = vec![output];
+    arguments.extend(statistics);
+    arguments.extend([Buffer::NormWeight, Buffer::NormBias].map(|buffer| Argument::Pointer(buffer, 0)));
+    arguments.push(Argument::I64(count as i64));
+    push(&mut arguments, [voxels, channels, group_channels, parts])?;
+    let (code, slope) = activation_code(request.block.post_activation());
+    arguments.extend([code.into(), Argument::F64(slope)]);
+    let blocks = if last { samples * parts } else { parts };
+    steps.push(Step::launch(*scale, grid(blocks)?, arguments));
+    Ok(())
 }

@@ -1,6 +1,6 @@
 //! Planning `shuffle_gemm`: kernels that are their stride, in one launch. The kernels' file says what the numbers mean.
 
-use super::norm::Partials;
+use super::norm::{self, Partials, Pass};
 use super::pack::Operand;
 use super::{
     Argument, Buffer, Context, Step, Workspace, activation_code, epilogue, gcd, one_tap, product, push, size,
@@ -8,7 +8,7 @@ use super::{
 };
 use crate::Variant;
 use std::fmt;
-use volup::{Geometry, MemoryFormat, NormSpec, Result};
+use volup::{Geometry, MemoryFormat, Result};
 
 /// Bytes of shared memory of a multiprocessor, and those that a block takes besides its own.
 const SHARED: usize = 233_472;
@@ -40,8 +40,6 @@ const WRITE: f64 = 2000.0;
 const SEEN: f64 = 0.15;
 /// Seconds until blocks have what they start with; for each byte of weights that they bring in another order.
 const START: f64 = 6.5e-6;
-/// Seconds that statistics take to be merged.
-const MERGE: f64 = 6e-6;
 const REORDER: f64 = 3.8e-11;
 
 /// A plan of this family.
@@ -59,8 +57,6 @@ pub(super) struct ShuffleGemm<'a> {
     chunks: usize,
     w_pitch: usize,
     shared: usize,
-    /// Whether everything is computed twice: for statistics, then to be written normalized.
-    pub(super) twice: bool,
     /// The time that this is expected to take.
     pub(super) seconds: f64,
 }
@@ -70,19 +66,8 @@ impl fmt::Display for ShuffleGemm<'_> {
         let Tile { rows, positions, warps, ctas } = Tile::of(self.kernel);
         write!(f, "shuffle_gemm {} {rows}x{positions}, {warps} warps x{ctas}, ", self.operand.name())?;
         write!(f, "{} row blocks, {} groups", self.row_blocks, self.groups)?;
-        if self.twice { f.write_str("; recomputed for the norm") } else { Ok(()) }
+        if self.twice() { f.write_str("; recomputed for the norm") } else { Ok(()) }
     }
-}
-
-/// What a launch does with what it computes.
-#[derive(Clone, Copy)]
-enum Pass {
-    /// Writes it.
-    Written,
-    /// Writes partial statistics, to three arrays.
-    Statistics([Argument; 3]),
-    /// Writes it normalized, by means and 1/sigmas.
-    Normalized([Argument; 2], NormSpec),
 }
 
 /// What a block computes at a time, and its warps; blocks of a multiprocessor.
@@ -158,16 +143,17 @@ impl<'a> ShuffleGemm<'a> {
             Operand::Tf32 => 1,
             Operand::Split => 3,
         };
+        let post = activation_code(request.block.post_activation()).0;
+        let may_twice = request.block.norm().is_some() && post <= 2;
+        // Kernels that know the modes of a normalization compute it; the others are faster.
         let is_it = |kernel: &&Variant| {
-            kernel.param("KIND") == Some(kind) && kernel.param("LAST") == Some(i64::from(last))
+            kernel.param("KIND") == Some(kind)
+                && kernel.param("LAST") == Some(i64::from(last))
+                && (may_twice || kernel.param("NORM") == Some(0))
         };
         let types = operand.types(context);
         let kernels = context.kernels("shuffle_gemm", &types).filter(is_it);
-        let post = activation_code(request.block.post_activation()).0;
-        let twice = request.block.norm().is_some() && post <= 2;
-        let ways: &[bool] = if twice { &[false, true] } else { &[false] };
-        let all = kernels.flat_map(|kernel| ways.iter().map(move |&twice| (kernel, twice)));
-        all.filter_map(|(kernel, twice)| ShuffleGemm::new(context, operand, kernel, last, twice)).collect()
+        kernels.filter_map(|kernel| ShuffleGemm::new(context, operand, kernel, last)).collect()
     }
 
     fn new(
@@ -175,7 +161,6 @@ impl<'a> ShuffleGemm<'a> {
         operand: Operand,
         kernel: &'a Variant,
         last: bool,
-        twice: bool,
     ) -> Option<ShuffleGemm<'a>> {
         let request = context.request;
         let (geometry, conv) = (&request.geometry, request.geometry.conv());
@@ -253,7 +238,8 @@ impl<'a> ShuffleGemm<'a> {
         let compute = turns * (warps * instructions / issued).max(alone) / CLOCK;
         let reorder = if last { weights * REORDER } else { 0.0 };
         let expected = |moved: f64| START + reorder + moved.max(compute) + SEEN * moved.min(compute);
-        let seconds = expected(moved) + if twice { expected(moved_unwritten) + MERGE } else { 0.0 };
+        let twice = kernel.param("NORM") == Some(1);
+        let seconds = expected(moved) + if twice { expected(moved_unwritten) + norm::MERGE } else { 0.0 };
         Some(ShuffleGemm {
             operand,
             kernel,
@@ -264,9 +250,13 @@ impl<'a> ShuffleGemm<'a> {
             chunks,
             w_pitch,
             shared,
-            twice,
             seconds,
         })
+    }
+
+    /// Whether everything is computed twice: for statistics, then to be written normalized.
+    pub(super) fn twice(&self) -> bool {
+        self.kernel.param("NORM") == Some(1)
     }
 
     /// What is launched: the convolution, or with its normalization.
@@ -276,7 +266,7 @@ impl<'a> ShuffleGemm<'a> {
         workspace: &mut Workspace,
         steps: &mut Vec<Step>,
     ) -> Result<()> {
-        let (Some(norm), true) = (context.request.block.norm(), self.twice) else {
+        let (Some(norm), true) = (context.request.block.norm(), self.twice()) else {
             steps.push(self.step(context, Pass::Written)?);
             return Ok(());
         };
@@ -317,20 +307,7 @@ impl<'a> ShuffleGemm<'a> {
         let numbers = [i32::from(run(geometry, last).is_multiple_of(4)), i32::from(conv.has_bias()), code];
         arguments.extend(numbers.map(Argument::from));
         arguments.push(Argument::F64(slope));
-        let null = Argument::I64(0);
-        let (mode, parts, statistics) = match pass {
-            Pass::Written => (0, [null; 3], [null; 2]),
-            Pass::Statistics(parts) => (1, parts, [null; 2]),
-            Pass::Normalized(statistics, _) => (2, [null; 3], statistics),
-        };
-        arguments.push(mode.into());
-        arguments.extend(parts.into_iter().chain(statistics));
-        arguments.extend([Buffer::NormWeight, Buffer::NormBias].map(|buffer| Argument::Pointer(buffer, 0)));
-        let norm_groups = if let Pass::Normalized(_, norm) = pass { norm.groups() } else { 1 };
-        push(&mut arguments, [norm_groups, conv.out_channels() / norm_groups])?;
-        let post = if mode == 2 { request.block.post_activation() } else { None };
-        let (code, slope) = activation_code(post);
-        arguments.extend([code.into(), Argument::F64(slope)]);
+        pass.push(context, &mut arguments)?;
         let grid = [(self.row_blocks * self.groups) as u32, 1, 1];
         let (variant, shared) = (*self.kernel, self.shared as u32);
         Ok(Step::Launch { variant, grid, shared, arguments, overlap: false })

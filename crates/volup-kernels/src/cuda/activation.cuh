@@ -11,14 +11,23 @@ __device__ __forceinline__ float straighten(float x, int code, float slope) {
     return x;
 }
 
-/// A value through one of the curved activations, as in `epilogue`.
-__device__ __forceinline__ float curve(float x, int code) {
+/// Values through one of the curved activations, as in `epilogue`: several at once, since each waits long for its parts.
+template <int COUNT> __device__ __forceinline__ void curve(float (&v)[COUNT], int code) {
+    const auto each = [&](auto of) {
+#pragma unroll
+        for (int k = 0; k < COUNT; k++) v[k] = of(v[k]);
+    };
     switch (code) {
-    case 3: return __fdividef(x, 1.0f + expf(-x));
-    case 4: return 0.5f * x * erfcf(-0.70710678f * x);
-    case 5: return __fdividef(x, 1.0f + expf(-x * (1.59576912f + 0.0713548163f * x * x)));
-    case 6: return x * (fminf(fmaxf(x + 3.0f, 0.0f), 6.0f) * 0.166666667f);
-    case 7: return __fdividef(1.0f, 1.0f + expf(-x));
-    default: return tanhf(x);
+    case 3: each([](float x) { return __fdividef(x, 1.0f + expf(-x)); }); break;
+    case 4: each([](float x) { return 0.5f * x * erfcf(-0.70710678f * x); }); break;
+    case 5: each([](float x) { return __fdividef(x, 1.0f + expf(-x * (1.59576912f + 0.0713548163f * x * x))); }); break;
+    case 6: each([](float x) { return x * (fminf(fmaxf(x + 3.0f, 0.0f), 6.0f) * 0.166666667f); }); break;
+    case 7: each([](float x) { return __fdividef(1.0f, 1.0f + expf(-x)); }); break;
+    default: each([](float x) { return tanhf(x); });
     }
+}
+__device__ __forceinline__ float curve(float x, int code) {
+    float v[1] = {x};
+    curve(v, code);
+    return v[0];
 }

@@ -91,11 +91,17 @@ struct Outputs {
     /// Bias and curved activations of what is staged, in place: one copy of their code.
     __device__ __forceinline__ void bend(float *staged, const Line *lines, int count, int length, int pitch, bool last) const {
 #pragma unroll 1
-        for (int line = 0; line < count; line++)
+        for (int i = threadIdx.x % 32; i < length; i += 32)
 #pragma unroll 1
-            for (int i = threadIdx.x % 32; i < length; i += 32) {
-                float *const at = &staged[line * pitch + i];
-                *at = curve(*at + lines[last ? i : line].bias, finish.activation);
+            for (int line = 0; line < count; line += LINES) {
+                float *const from = &staged[line * pitch + i];
+                float v[LINES];
+#pragma unroll
+                for (int k = 0; k < LINES; k++) v[k] = line + k < count ? from[k * pitch] + lines[last ? i : line + k].bias : 0.0f;
+                curve(v, finish.activation);
+#pragma unroll
+                for (int k = 0; k < LINES; k++)
+                    if (line + k < count) from[k * pitch] = v[k];
             }
         __syncwarp();
     }

@@ -57,10 +57,16 @@ struct Epilogue {
     /// Curved activations, in place: one copy of their code.
     __device__ __forceinline__ void bend() const {
         const int lane = threadIdx.x % 32;
+        constexpr int AT_ONCE = 4;
 #pragma unroll 1
-        for (int i = lane; i < PIECE * ROWS; i += 32) {
-            float *const at = &staged[i / ROWS * COLUMN_PITCH + i % ROWS];
-            *at = curve(*at, curved);
+        for (int base = lane; base < PIECE * ROWS; base += 32 * AT_ONCE) {
+            const auto at = [&](int k) { return (base + 32 * k) / ROWS * COLUMN_PITCH + (base + 32 * k) % ROWS; };
+            float v[AT_ONCE];
+#pragma unroll
+            for (int k = 0; k < AT_ONCE; k++) v[k] = staged[at(k)];
+            curve(v, curved);
+#pragma unroll
+            for (int k = 0; k < AT_ONCE; k++) staged[at(k)] = v[k];
         }
         __syncwarp();
     }

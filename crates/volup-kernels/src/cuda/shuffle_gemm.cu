@@ -32,6 +32,7 @@
 // the positions of a sample that the warps at one place of the blocks of one group compute: partial
 // `((sample*groups + group)*POS_WARPS + place)*rows + row`, groups = grid / row_blocks, row = co*taps + tap, rows all.
 // Within a block of positions deviations are from its own mean; blocks are merged in order. All partials are written.
+// Kernels with `NORM` 0 have mode 0 alone, and registers to spare.
 //
 // # Numbers
 //
@@ -63,8 +64,8 @@
 #include "divisor.cuh"
 #include "operand.cuh"
 
-#if !defined(LAST) || !defined(STAGES) || !defined(WARP_ROWS) || !defined(WARP_POS) || !defined(ROW_WARPS) || !defined(POS_WARPS) || !defined(CTAS)
-#error "LAST: channels last; STAGES of X; WARP_ROWS and WARP_POS of a warp; ROW_WARPS and POS_WARPS of a block; CTAS of a multiprocessor"
+#if !defined(NORM) || !defined(LAST) || !defined(STAGES) || !defined(WARP_ROWS) || !defined(WARP_POS) || !defined(ROW_WARPS) || !defined(POS_WARPS) || !defined(CTAS)
+#error "NORM: modes 1 and 2; LAST: channels last; STAGES of X; WARP_ROWS and WARP_POS of a warp; ROW_WARPS and POS_WARPS of a block; CTAS of a multiprocessor"
 #endif
 
 /// Rows and positions of a block.
@@ -188,6 +189,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) shuffle_gemm(
     __shared__ int bad_item[2];
     __shared__ int bad_weight;
     const int taps = d_stride * h_stride * w_stride, rows = out_channels * taps;
+    if (!NORM) mode = 0;
     if (!LAST) w_pitch = ROWS + PAD;
     Element *const stages = (Element *)shared, *const weights = stages + STAGES * STAGE;
     // Of each row, or column, of the row block where its first output lies in a sample, and its bias.

@@ -1,0 +1,141 @@
+// Group normalization in place, where memory is the bound: `y = act((y - mean) * (rstd * gamma) + beta)`, 16 bytes a load,
+// 4 of a thread in flight.
+//
+// - NCDHW (LAST 0): `count` elements, `voxels` of a channel in a row. A block takes 256*4*V neighbours, V elements of 16
+//   bytes. `ceil(count / (256*4*V))` blocks.
+// - NDHWC (LAST 1): a sample is `voxels` positions of `channels` channels, a multiple of V, at most 256*V. A block takes
+//   32 * (256 / (channels/V)) positions of a sample, `parts = ceil(voxels / that)` blocks a sample.
+//
+// Parameters: `y` (a multiple of 16 bytes), `mean`, `rstd` (float32, of each sample and group), `gamma`, `beta` (null: 1
+// and 0); i64: `count`; i32: `voxels` (below 2^30), `channels`, `group_channels`, `parts`, `activation`; f64: `slope`.
+// Threads: 256. Grid along the first axis.
+
+#include "activation.cuh"
+#include "divisor.cuh"
+#include "element.cuh"
+
+#ifndef LAST
+#error "LAST: channels last"
+#endif
+
+constexpr int THREADS = 256, VECTORS = 4, V = 16 / sizeof(Element);
+/// Times that a block of NDHWC takes so many vectors.
+[[maybe_unused]] constexpr int TURNS = 8;
+
+/// A vector of elements.
+struct __align__(16) Vector {
+    Element of[V];
+};
+
+/// How a channel is normalized.
+struct Norm {
+    float mean, factor, addend;
+};
+
+/// What comes after: an activation of some values.
+template <int COUNT> __device__ __forceinline__ void activate(float (&v)[COUNT], int code, float slope) {
+    if (code > 2) {
+        curve(v, code);
+    } else if (code) {
+#pragma unroll
+        for (int k = 0; k < COUNT; k++) v[k] = straighten(v[k], code, slope);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, !LAST ? 4 : KIND == 0 ? 2 : 3) group_scale(
+    Element *y, const float *mean, const float *rstd, const Element *gamma, const Element *beta, long long count, int voxels, int channels,
+    int group_channels, int parts, int activation, double slope) {
+    const auto norm_of = [&](int sample, int channel) {
+        const int group = sample * (channels / group_channels) + channel / group_channels;
+        return Norm{mean[group], rstd[group] * (gamma ? widen(gamma[channel]) : 1.0f), beta ? widen(beta[channel]) : 0.0f};
+    };
+#if LAST == 0
+    // The row that the block starts in, a sample's channel, and where in it.
+    __shared__ int first_row, first_at;
+    __shared__ Divisor by_voxels;
+    const long long start = (long long)blockIdx.x * (THREADS * VECTORS * V);
+    if (threadIdx.x == 0) {
+        by_voxels = Divisor(voxels);
+        first_row = (int)(start / voxels);
+        first_at = (int)(start - (long long)first_row * voxels);
+    }
+    Vector v[VECTORS];
+#pragma unroll
+    for (int k = 0; k < VECTORS; k++) {
+        const long long at = start + (k * THREADS + threadIdx.x) * V;
+        if (at + V <= count) {
+            v[k] = *(const Vector *)(y + at);
+        } else {
+#pragma unroll
+            for (int e = 0; e < V; e++)
+                if (at + e < count) v[k].of[e] = y[at + e];
+        }
+    }
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < VECTORS; k++) {
+        const int local = (k * THREADS + threadIdx.x) * V;
+        if (start + local >= count) break;
+        const int ahead = by_voxels.divide(first_at + local);
+        int row = first_row + ahead, left = voxels - (first_at + local - ahead * voxels);
+        Norm norm = norm_of(row / channels, row % channels);
+        float x[V];
+#pragma unroll
+        for (int e = 0; e < V; e++) x[e] = widen(v[k].of[e]);
+        if (left >= V) {
+#pragma unroll
+            for (int e = 0; e < V; e++) x[e] = (x[e] - norm.mean) * norm.factor + norm.addend;
+        } else {
+#pragma unroll
+            for (int e = 0; e < V; e++) {
+                x[e] = (x[e] - norm.mean) * norm.factor + norm.addend;
+                if (--left == 0 && start + local + e + 1 < count) {
+                    row++;
+                    left = voxels;
+                    norm = norm_of(row / channels, row % channels);
+                }
+            }
+        }
+        activate(x, activation, (float)slope);
+#pragma unroll
+        for (int e = 0; e < V; e++) narrow(x[e], &v[k].of[e]);
+        const long long at = start + local;
+        if (at + V <= count) {
+            *(Vector *)(y + at) = v[k];
+        } else {
+#pragma unroll
+            for (int e = 0; e < V; e++)
+                if (at + e < count) y[at + e] = v[k].of[e];
+        }
+    }
+#else
+    const int sample = blockIdx.x / parts, part = blockIdx.x - sample * parts;
+    const int across = channels / V, high = THREADS / across, own = threadIdx.x / across, c = threadIdx.x % across * V;
+    if (own >= high) return;
+    Norm norm[V];
+#pragma unroll
+    for (int e = 0; e < V; e++) norm[e] = norm_of(sample, c + e);
+    const int first = part * (TURNS * VECTORS * high) + own;
+    Element *const from = y + ((long long)sample * voxels * channels + c);
+#pragma unroll 1
+    for (int turn = 0; turn < TURNS; turn++) {
+        Vector v[VECTORS];
+#pragma unroll
+        for (int k = 0; k < VECTORS; k++) {
+            const int p = first + (turn * VECTORS + k) * high;
+            if (p < voxels) v[k] = *(const Vector *)(from + (long long)p * channels);
+        }
+#pragma unroll
+        for (int k = 0; k < VECTORS; k++) {
+            const int p = first + (turn * VECTORS + k) * high;
+            float x[V];
+#pragma unroll
+            for (int e = 0; e < V; e++) x[e] = (widen(v[k].of[e]) - norm[e].mean) * norm[e].factor + norm[e].addend;
+            activate(x, activation, (float)slope);
+#pragma unroll
+            for (int e = 0; e < V; e++) narrow(x[e], &v[k].of[e]);
+            if (p < voxels) *(Vector *)(from + (long long)p * channels) = v[k];
+        }
+    }
+#endif
+}
