@@ -12,6 +12,7 @@ mod norm;
 mod operand;
 mod results;
 mod shuffle;
+mod shuffle_plans;
 mod tiles;
 #[allow(dead_code, reason = "the kernels' build uses all of it")]
 #[path = "../../../volup-kernels/src/variants.rs"]
