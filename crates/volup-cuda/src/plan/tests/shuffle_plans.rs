@@ -355,4 +355,14 @@ fn a_wrong_argument_shows() {
             assert!(unnoticed.is_empty(), "{unnoticed:?} may be wrong: {plan}");
         }
     }
+    // Where lines are odd, and channels no multiple of four, neighbours do not lie side by side.
+    let case = Case::parse("wrong", ROWS[4].0, ROWS[4].1).unwrap();
+    let example = Example::new(&case, DType::F32, |_, _| {});
+    for format in FORMATS {
+        let request = example.request(Algorithm::ShuffleGemm, Precision::Ieee, [format; 2]);
+        let plan = Plan::new(&request, &device, &variants).unwrap();
+        assert!(features(&plan).contains("neighbours apart"), "{plan}");
+        let unnoticed = unnoticed_of(&example, &request, &plan, &[("shuffle_gemm", "whole")]);
+        assert!(unnoticed.is_empty(), "{unnoticed:?} may be wrong: {plan}");
+    }
 }
