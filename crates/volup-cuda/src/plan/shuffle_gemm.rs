@@ -41,6 +41,9 @@ const SEEN: f64 = 0.15;
 /// Seconds until blocks have what they start with; for each byte of weights that they bring in another order.
 const START: f64 = 6.5e-6;
 const REORDER: f64 = 3.8e-11;
+/// The most that partial statistics may take: this share of what the output does, and so many bytes.
+const PARTIALS: f64 = 0.25;
+const ROOM: f64 = (1 << 20) as f64;
 
 /// A plan of this family.
 #[derive(Clone, Copy)]
@@ -202,7 +205,8 @@ impl<'a> ShuffleGemm<'a> {
         }
         let pos_blocks = volume.div_ceil(positions);
         let items = geometry.batch().checked_mul(pos_blocks)?;
-        if items > MOST || row_blocks > MOST / 1024 {
+        let stages_of_all = items.checked_mul(chunks)?;
+        if stages_of_all > MOST || row_blocks > MOST / 1024 {
             return None;
         }
         let processors = context.device.multiprocessors;
@@ -215,6 +219,15 @@ impl<'a> ShuffleGemm<'a> {
             (cin * cout * taps * bytes) as f64,
         );
         let blocks = row_blocks * groups;
+        if twice {
+            // Three numbers each, also of groups without a block of positions in a sample.
+            let of_sample = (12 * groups * size(kernel, "POS_WARPS") * cout * taps) as f64;
+            let norm_groups = request.block.norm().map_or(1, |norm| norm.groups());
+            let counted = product(&[geometry.batch(), groups.max(norm_groups)]).is_some_and(|n| n <= MOST);
+            if !counted || geometry.batch() as f64 * of_sample > PARTIALS * y + ROOM {
+                return None;
+            }
+        }
         let weights = weights as f64;
         let cached = (x * row_blocks as f64 + blocks as f64 * weights + y) / CACHE;
         let moved = ((x + y + w) / MEMORY).max(cached);

@@ -9,7 +9,10 @@ mod interleave;
 mod machine;
 mod manifest;
 mod norm;
+mod operand;
 mod results;
+mod shuffle;
+mod shuffle_plans;
 mod tiles;
 #[allow(dead_code, reason = "the kernels' build uses all of it")]
 #[path = "../../../volup-kernels/src/variants.rs"]
@@ -97,7 +100,8 @@ fn fits(call: &Call<'_>, plan: &Plan, what: &str) {
         let right = match argument {
             Argument::Pointer(..) => of.starts_with("*mut "),
             Argument::I32(_) => *of == "i32",
-            Argument::I64(_) => *of == "i64",
+            // A kernel that does not use what would lie there is given no address.
+            Argument::I64(value) => *of == "i64" || *value == 0 && of.starts_with("*mut "),
             Argument::F32(_) => *of == "f32",
             Argument::F64(_) => *of == "f64",
         };
@@ -127,6 +131,9 @@ fn fits(call: &Call<'_>, plan: &Plan, what: &str) {
     }
     if call.kernel() == "box_gemm" {
         boxes::check(call);
+    }
+    if call.kernel() == "shuffle_gemm" {
+        shuffle::check(call);
     }
     if call.has("slice_pitch") {
         let [pd, ph, pw, n, x_n] = call.ints(["pd", "ph", "pw", "n", "x_n"]);
@@ -228,7 +235,25 @@ fn variants_fill_in_what_their_kernels_are_generic_over() {
 }
 
 /// Compile-time sizes that say how a kernel cuts its work, not what it can do.
-const TILES: [&str; 12] = ["B", "BC", "BK", "BM", "BN", "BP", "BR", "MT", "NT", "R", "U", "WARPS"];
+const TILES: [&str; 17] = [
+    "B",
+    "BC",
+    "BK",
+    "BM",
+    "BN",
+    "BP",
+    "BR",
+    "MT",
+    "NT",
+    "POS_WARPS",
+    "R",
+    "ROW_WARPS",
+    "STAGES",
+    "U",
+    "WARPS",
+    "WARP_POS",
+    "WARP_ROWS",
+];
 
 /// Whether a kernel can do all that another can, in other tiles.
 fn does_the_same(one: &Variant, other: &Variant) -> bool {
@@ -257,7 +282,8 @@ fn plans_make_do_with_one_kernel_of_a_kind() {
                 let plan = plan.unwrap_or_else(|error| panic!("{error}: {case}, {request:?}"));
                 let whole = Plan::new(&request, &device, &all.iter().collect::<Vec<_>>()).unwrap();
                 // Shared memory holds some row blocks of other tiles alone; there are other families.
-                let free = request.algorithm.is_none() || whole.algorithm == Algorithm::BoxGemm;
+                let kept = [Algorithm::BoxGemm, Algorithm::ShuffleGemm].contains(&whole.algorithm);
+                let free = request.algorithm.is_none() || kept;
                 assert!(free || plan.algorithm == whole.algorithm, "{plan}, {whole}");
             }
         }

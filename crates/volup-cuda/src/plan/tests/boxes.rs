@@ -1,8 +1,9 @@
 //! What the kernels of `box_gemm` do, given their arguments, and `fill_output`.
 
 use super::box_layout::{Along, Layout, layout};
-use super::contracts::{SPLIT_OFF, activate, biased};
+use super::contracts::{activate, biased};
 use super::machine::{Call, Machine};
+use super::operand::{is_out_of_range, split};
 
 /// Bytes of shared memory of a multiprocessor, those of it that a block takes besides its own, and the most
 /// that one block may have.
@@ -14,8 +15,6 @@ const MOST_MASKS: i64 = 1024;
 const MOST_TYPES: i64 = 64;
 /// Positions that a warp stages at a time.
 const PIECE: i64 = 32;
-/// 2^-113, below which two parts have not bits enough.
-const TINY: f64 = f64::from_bits((1023 - 113) << 52);
 /// Past what 32 bits count.
 const OVERFLOW: i64 = 1 << 31;
 
@@ -40,18 +39,6 @@ pub fn run(call: &Call<'_>, machine: &mut Machine) {
         "box_gemm" => multiply(call, machine),
         name => panic!("{name} has no contract here"),
     }
-}
-
-/// A number's parts: what tf32 holds of it and the rest.
-fn split(parts: i64, value: f64) -> [f64; 2] {
-    let low = if parts == 2 { value * SPLIT_OFF } else { 0.0 };
-    [value - low, low]
-}
-
-/// Whether 16 bytes hold an infinity or NaN, or for the split nothing but what is too small for its low part.
-fn is_out_of_range(parts: i64, mut values: impl Iterator<Item = f64> + Clone) -> bool {
-    let most = values.clone().fold(0.0, |most: f64, value| most.max(value.abs()));
-    values.any(|value| !value.is_finite()) || parts == 2 && most > 0.0 && most < TINY
 }
 
 /// Slices are whole groups, and as few row blocks as hold their channels.

@@ -8,6 +8,7 @@ use super::halo;
 use super::interleave;
 use super::machine::{Call, Machine, Pointer};
 use super::norm;
+use super::shuffle;
 use volup::{Activation, reference};
 
 /// The bits of the largest float32.
@@ -48,6 +49,7 @@ pub fn run(call: &Call<'_>, machine: &mut Machine) {
         "fill_output" => boxes::fill_output(call, machine),
         name if name.starts_with("box_") => boxes::run(call, machine),
         name if name.starts_with("halo_") => halo::run(call, machine),
+        "shuffle_gemm" => shuffle::run(call, machine),
         name if name.starts_with("interleave_") => interleave::run(call, machine),
         _ => norm::run(call, machine),
     }
@@ -86,6 +88,7 @@ pub fn extents(call: &Call<'_>) -> Vec<(Pointer, i64)> {
         }
         name if name.starts_with("norm_") => found = norm::extents(call),
         name if name.starts_with("box_") => found = boxes::extents(call),
+        "shuffle_gemm" => found = shuffle::extents(call),
         name if name.starts_with("halo_") => found.extend(halo::extents(call)),
         name if name.starts_with("interleave_") => found.extend(interleave::extents(call)),
         _ => {}

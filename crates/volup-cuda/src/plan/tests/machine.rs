@@ -59,6 +59,11 @@ impl Machine {
         }
     }
 
+    /// Whether a buffer has memory: the address of a tensor that the block lacks is 0.
+    pub fn has(&self, buffer: Buffer) -> bool {
+        !self.buffers[buffer as usize].is_empty()
+    }
+
     /// Every element of a buffer.
     pub fn values(&self, buffer: Buffer, width: usize) -> Vec<f64> {
         let count = self.buffers[buffer as usize].len() * CELL / width;

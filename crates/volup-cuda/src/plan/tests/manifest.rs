@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 const VARIANTS: &str = include_str!("../../../../volup-kernels/variants.toml");
 
 /// The kernels' files by family; those in CUDA C++ by kernel.
-const SOURCES: [(&str, &str); 11] = [
+const SOURCES: [(&str, &str); 12] = [
     ("box_gemm", include_str!("../../../../volup-kernels/src/cuda/box_gemm.cu")),
     ("box_pack_weight", include_str!("../../../../volup-kernels/src/cuda/box_pack_weight.cu")),
     ("direct", include_str!("../../../../volup-kernels/src/direct.rs")),
@@ -21,6 +21,7 @@ const SOURCES: [(&str, &str); 11] = [
     ("linear_gemm", include_str!("../../../../volup-kernels/src/linear_gemm.rs")),
     ("norm", include_str!("../../../../volup-kernels/src/norm.rs")),
     ("pack", include_str!("../../../../volup-kernels/src/pack.rs")),
+    ("shuffle_gemm", include_str!("../../../../volup-kernels/src/cuda/shuffle_gemm.cu")),
 ];
 
 /// Three devices that differ in what plans look at: an A100's, an H200's, a small Blackwell's.
@@ -151,6 +152,9 @@ fn declared_in_cuda(variant: &Variant, source: &'static str) -> Signature {
     let sizes = match variant.entry {
         "halo_gemm" => vec!["KIND", "BN", "MI", "CTAS", "WGS"],
         "box_gemm" => vec!["KIND", "MT", "NT", "WARPS", "CTAS"],
+        "shuffle_gemm" => {
+            vec!["KIND", "LAST", "STAGES", "WARP_ROWS", "WARP_POS", "ROW_WARPS", "POS_WARPS", "CTAS"]
+        }
         _ => vec!["KIND"],
     };
     Signature { types, sizes, parameters }

@@ -40,12 +40,12 @@ pub fn extents(call: &Call<'_>) -> Vec<(&'static str, i64)> {
     }
 }
 
-/// Writes the mean of values, the sum of their squared deviations from it, and their count.
-fn put(call: &Call<'_>, machine: &mut Machine, at: i64, values: &[f64]) {
+/// Writes the mean of values, the sum of their squared deviations from it, and their count, to arrays of these names.
+pub fn put(call: &Call<'_>, machine: &mut Machine, names: [&str; 3], at: i64, values: &[f64]) {
     let count = values.len() as f64;
     let mean = values.iter().sum::<f64>() / count.max(1.0);
     let m2 = values.iter().map(|value| (value - mean) * (value - mean)).sum();
-    for (name, value) in PARTS.into_iter().zip([mean, m2, count]) {
+    for (name, value) in names.into_iter().zip([mean, m2, count]) {
         machine.write(call.pointer(name), at, value);
     }
 }
@@ -61,7 +61,7 @@ fn stats_rows(call: &Call<'_>, machine: &mut Machine) {
         assert!(chunk + 1 < chunks || start + size >= end, "a run is covered");
         let values: Vec<f64> =
             (start.max(first)..(start + size).min(end)).map(|at| machine.read(y, at)).collect();
-        put(call, machine, row * chunks + chunk, &values);
+        put(call, machine, PARTS, row * chunks + chunk, &values);
     }
 }
 
@@ -75,7 +75,7 @@ fn stats_columns(call: &Call<'_>, machine: &mut Machine) {
             let rows = chunk * size..(chunk + 1) * size;
             let elements = rows.map(|row| row * width + column).filter(|at| *at < length);
             let values: Vec<f64> = elements.map(|at| machine.read(y, sample * length + at)).collect();
-            put(call, machine, (sample * chunks + chunk) * width + column, &values);
+            put(call, machine, PARTS, (sample * chunks + chunk) * width + column, &values);
         }
     }
 }

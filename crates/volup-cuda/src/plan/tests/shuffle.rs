@@ -1,0 +1,424 @@
+//! What `shuffle_gemm` does, given its arguments.
+
+use super::contracts::{activate, biased};
+use super::machine::{Call, Machine};
+use super::norm;
+use super::operand::{is_out_of_range, split};
+
+/// The most shared memory that a block may have.
+const MOST_SHARED: i64 = 232_448;
+/// Channels of a stage.
+const CHUNK: i64 = 32;
+/// Channels of columns that lie side by side in NDHWC.
+const UNIT: i64 = 16;
+/// Past what 32 bits count.
+const OVERFLOW: i64 = 1 << 31;
+/// Where partial statistics lie.
+const PARTS: [&str; 3] = ["part_mean", "part_m2", "part_count"];
+
+/// A row of the product and a position of the sample, as numbers in their blocks.
+type Place = [i64; 2];
+
+/// How a launch is cut.
+struct Layout {
+    last: bool,
+    /// Bytes of an element, elements of 16 bytes, and parts of a number.
+    size: i64,
+    vector: i64,
+    parts: i64,
+    /// Rows and positions of a block, and positions of a warp.
+    rows: i64,
+    positions: i64,
+    warp_positions: i64,
+    /// Warps side by side along positions.
+    places: i64,
+    taps: i64,
+    strides: [i64; 3],
+    in_channels: i64,
+    out_channels: i64,
+    /// Channels of a row block of NDHWC.
+    channels: i64,
+    volume: i64,
+    row_blocks: i64,
+    pos_blocks: i64,
+    items: i64,
+    /// Blocks of positions that are computed side by side.
+    groups: i64,
+}
+
+impl Layout {
+    fn new(call: &Call<'_>) -> Layout {
+        let strides = call.ints(["d_stride", "h_stride", "w_stride"]);
+        let size = call.pointer("x").width as i64;
+        let warp_positions = call.size("WARP_POS");
+        let places = call.size("POS_WARPS");
+        let row_blocks = call.int("row_blocks");
+        assert!(row_blocks > 0 && call.grid[0] % row_blocks == 0, "{:?}, {row_blocks}", call.grid);
+        Layout {
+            last: call.size("LAST") == 1,
+            size,
+            vector: 16 / size,
+            parts: if call.size("KIND") == 3 { 2 } else { 1 },
+            rows: call.size("WARP_ROWS") * call.size("ROW_WARPS"),
+            positions: warp_positions * places,
+            warp_positions,
+            places,
+            taps: strides.iter().product(),
+            strides,
+            in_channels: call.int("in_channels"),
+            out_channels: call.int("out_channels"),
+            channels: call.int("channels"),
+            volume: call.int("volume"),
+            row_blocks,
+            pos_blocks: call.int("pos_blocks"),
+            items: call.int("items"),
+            groups: call.grid[0] / row_blocks,
+        }
+    }
+
+    fn samples(&self) -> i64 {
+        self.items / self.pos_blocks
+    }
+
+    /// Rows of the weight.
+    fn all_rows(&self) -> i64 {
+        self.out_channels * self.taps
+    }
+
+    /// The row of the weight, `co*taps + tap`, that a row of a row block is.
+    fn row(&self, row_block: i64, row: i64) -> Option<i64> {
+        if self.last {
+            let tap = row / self.channels;
+            let channel = row_block * self.channels + row % self.channels;
+            return (tap < self.taps && channel < self.out_channels).then(|| channel * self.taps + tap);
+        }
+        let row = row_block * self.rows + row;
+        (row < self.all_rows()).then_some(row)
+    }
+
+    /// The sample of a block of positions, and its first position.
+    fn first(&self, item: i64) -> [i64; 2] {
+        [item / self.pos_blocks, item % self.pos_blocks * self.positions]
+    }
+
+    /// The four neighbours that each lane has.
+    fn neighbours(&self) -> Vec<[Place; 4]> {
+        let (row_step, pos_step) = match (self.last, self.strides[2]) {
+            (true, _) => (4, 1),
+            (false, 2) => (2, 2),
+            _ => (1, 4),
+        };
+        let steps = |end: i64, step: i64| (0..end / step).map(move |at| at * step);
+        let all = steps(self.rows, row_step)
+            .flat_map(|row| steps(self.positions, pos_step).map(move |position| [row, position]));
+        all.map(|[row, position]| [0, 1, 2, 3].map(|e| [row + e % row_step, position + e / row_step]))
+            .collect()
+    }
+}
+
+/// The parts of the workspace that a launch may touch, each with its number of elements.
+pub fn extents(call: &Call<'_>) -> Vec<(&'static str, i64)> {
+    let layout = Layout::new(call);
+    match call.int("mode") {
+        1 => {
+            let count = layout.samples() * layout.groups * layout.places * layout.all_rows();
+            PARTS.map(|name| (name, count)).into()
+        }
+        2 => ["mean", "rstd"].map(|name| (name, layout.samples() * call.int("norm_groups"))).into(),
+        _ => Vec::new(),
+    }
+}
+
+/// What the sizes, the grid and the shared memory have to be.
+pub fn check(call: &Call<'_>) {
+    let layout = Layout::new(call);
+    let what = call.variant.name;
+    let Layout { last, size, vector, rows, positions, taps, channels, .. } = layout;
+    let [row_warps, stages] = ["ROW_WARPS", "STAGES"].map(|name| call.size(name));
+    let [chunks, row_blocks, pos_blocks, w_pitch] =
+        call.ints(["chunks", "row_blocks", "pos_blocks", "w_pitch"]);
+    assert_eq!(i64::from(call.variant.threads), 32 * row_warps * layout.places, "{what}");
+    assert!(call.grid[0] > 0 && call.grid[1..] == [1, 1], "{what}");
+    for (name, most) in
+        [("whole", 1), ("has_bias", 1), ("activation", 2), ("mode", 2), ("post_activation", 2)]
+    {
+        assert!((0..=most).contains(&call.int(name)), "{name} of {what}");
+    }
+
+    // All channels, rows and positions, and no block without any.
+    let covers = |blocks: i64, of: i64, all: i64| of > 0 && blocks == (all + of - 1) / of;
+    assert!(covers(chunks, CHUNK, layout.in_channels), "{chunks} chunks of {what}");
+    if last {
+        assert!(channels % UNIT == 0 && taps * channels <= rows, "{channels} channels of {what}");
+        assert!(covers(row_blocks, channels, layout.out_channels), "{row_blocks} row blocks of {what}");
+    } else {
+        assert!([1, 2].contains(&layout.strides[2]), "{what}");
+        assert!(covers(row_blocks, rows, layout.all_rows()), "{row_blocks} row blocks of {what}");
+    }
+    assert!(covers(pos_blocks, positions, layout.volume), "{pos_blocks} blocks of positions of {what}");
+    assert!(layout.items > 0 && layout.items % pos_blocks == 0, "{} of {pos_blocks}: {what}", layout.items);
+    let [plane, width] = call.ints(["plane", "width"]);
+    assert!(layout.volume % plane == 0 && plane % width == 0, "{what}");
+    let [norm_groups, group_channels] = call.ints(["norm_groups", "group_channels"]);
+    assert_eq!(norm_groups * group_channels, layout.out_channels, "{what}");
+
+    // Lines of the weight in shared memory, then all that is there.
+    let pitch = if last {
+        let (words, past) = (taps * (channels + vector) * size / 4, if size == 4 { 8 } else { 4 });
+        (words..).find(|words| words % 32 == past).expect("a multiple") * 4 / size
+    } else {
+        rows + if size == 4 { 2 * vector } else { vector }
+    };
+    assert_eq!(w_pitch, pitch, "{what}");
+    let stage = if last {
+        positions * (CHUNK + vector)
+    } else {
+        CHUNK * (positions + if size == 4 { 2 * vector } else { vector })
+    };
+    let shared = size * (stages * layout.parts * stage + chunks * CHUNK * w_pitch)
+        + 20 * rows
+        + 8 * rows * layout.places;
+    assert_eq!(call.shared, shared, "{what}");
+    let own = i64::from(call.variant.shared_bytes);
+    assert!(shared + own <= MOST_SHARED, "{shared} bytes of {what}");
+
+    // Runs of x and w: a channel's positions or a position's channels, and a channel's rows.
+    let [x_unit, w_unit, x_n] = call.ints(["x_unit", "w_unit", "x_n"]);
+    let x_run = if last { layout.in_channels } else { layout.volume };
+    let divides = |unit: i64, run: i64| [4, 8, 16].contains(&unit) && run * size % unit == 0;
+    assert!(divides(x_unit, x_run) && divides(x_unit, x_n), "{x_unit} bytes of x: {what}");
+    assert!(call.pointer("x").at.is_multiple_of(16) && call.pointer("w").at.is_multiple_of(16), "{what}");
+    let any = last && w_unit != 16;
+    assert!(any || divides(w_unit, layout.all_rows()), "{w_unit} bytes of w: {what}");
+
+    // What is counted in 32 bits: elements of a sample, of x, of y and of a line of the weight, with a block past
+    // the end; blocks of positions, and stages of a block; partial statistics.
+    let [y_c, y_d, y_h, y_w] = call.ints(["y_c", "y_d", "y_h", "y_w"]);
+    let [d_stride, h_stride, w_stride] = layout.strides;
+    let (depth, height) = (layout.volume / plane, plane / width);
+    let farthest = (layout.out_channels - 1) * y_c
+        + (depth * d_stride - 1) * y_d
+        + (height * h_stride - 1) * y_h
+        + (width * w_stride - 1) * y_w;
+    let turns = (layout.items + layout.groups - 1) / layout.groups;
+    let samples = layout.samples();
+    for count in [
+        layout.in_channels * layout.volume,
+        farthest,
+        row_blocks * layout.rows.max(channels * taps),
+        pos_blocks * positions,
+        layout.items + layout.groups,
+        turns * chunks,
+        if call.int("mode") == 1 { samples * layout.groups } else { 0 },
+        if call.int("mode") == 2 { samples * norm_groups } else { 0 },
+    ] {
+        assert!(count < OVERFLOW, "{count}: {what}");
+    }
+}
+
+/// What is unusual about a launch.
+pub fn features(call: &Call<'_>) -> Vec<&'static str> {
+    let layout = Layout::new(call);
+    let [whole, chunks, mode, x_unit] = call.ints(["whole", "chunks", "mode", "x_unit"]);
+    let rows = if layout.last { layout.channels } else { layout.rows };
+    let all = if layout.last { layout.out_channels } else { layout.all_rows() };
+    let found = [
+        ("blocks of many blocks of positions", layout.items > layout.groups),
+        ("blocks without positions of a sample", mode == 1 && layout.pos_blocks < layout.groups),
+        ("channels last", layout.last),
+        ("chunks", chunks > 1),
+        ("copies of 4 bytes", x_unit == 4),
+        ("copies of 8 bytes", x_unit == 8),
+        ("copies of 16 bytes", x_unit == 16),
+        ("neighbours apart", whole == 0),
+        ("neighbours together", whole == 1),
+        ("normalized", mode == 2),
+        ("positions past the end", layout.volume % layout.positions > 0),
+        ("row blocks", layout.row_blocks > 1),
+        ("rows past the end", all % rows > 0),
+        ("statistics", mode == 1),
+        ("weights one by one", layout.last && call.int("w_unit") != 16),
+    ];
+    found.into_iter().filter(|(_, is)| *is).map(|(what, _)| what).collect()
+}
+
+/// What a block keeps of the weight, a row with its channels each, of those rows that there are.
+struct Weights {
+    rows: Vec<Option<(i64, Vec<f64>)>>,
+    /// Whether there is what is left to the definition.
+    bad: bool,
+}
+
+impl Weights {
+    fn new(call: &Call<'_>, machine: &Machine, layout: &Layout, row_block: i64) -> Weights {
+        let w = call.pointer("w");
+        let channels = |row: i64| -> Vec<f64> {
+            let at = |c: i64| machine.read(w, c * layout.all_rows() + row);
+            (0..layout.in_channels).map(at).collect()
+        };
+        let rows: Vec<_> =
+            (0..layout.rows).map(|row| layout.row(row_block, row).map(|row| (row, channels(row)))).collect();
+        // Of the weight each is looked at by itself.
+        let mut all = rows.iter().flatten().flat_map(|(_, channels)| channels);
+        let bad = call.size("KIND") != 0 && all.any(|&w| is_out_of_range(layout.parts, [w].into_iter()));
+        Weights { rows, bad }
+    }
+}
+
+/// The inputs of a block of positions, a channel with its positions each, and whether there is what is left to the
+/// definition.
+fn fetch(call: &Call<'_>, machine: &Machine, layout: &Layout, item: i64) -> (Vec<Vec<f64>>, bool) {
+    let (x, x_n) = (call.pointer("x"), call.int("x_n"));
+    let [sample, first] = layout.first(item);
+    let count = layout.positions.min(layout.volume - first);
+    let read = |c: i64, p: i64| {
+        let at = if layout.last { p * layout.in_channels + c } else { c * layout.volume + p };
+        machine.read(x, sample * x_n + at)
+    };
+    let kept: Vec<Vec<f64>> = (0..layout.in_channels)
+        .map(|c| (0..count).map(|position| read(c, first + position)).collect())
+        .collect();
+    // A vector is of neighbours in memory.
+    let vector = layout.vector as usize;
+    let is_bad = |values: &[f64]| is_out_of_range(layout.parts, values.iter().copied());
+    let bad = call.size("KIND") != 0
+        && if layout.last {
+            (0..count as usize).any(|p| {
+                kept.chunks(vector).any(|some| is_bad(&some.iter().map(|line| line[p]).collect::<Vec<_>>()))
+            })
+        } else {
+            kept.iter().any(|line| line.chunks(vector).any(is_bad))
+        };
+    (kept, bad)
+}
+
+/// The sums of a row for a block of positions: from operands in their parts, or by the definition.
+fn sums(layout: &Layout, weights: &[f64], kept: &[Vec<f64>], by_definition: bool) -> Vec<f64> {
+    let mut sums = vec![0.0; kept[0].len()];
+    for (&w, x) in weights.iter().zip(kept) {
+        if by_definition {
+            sums.iter_mut().zip(x).for_each(|(sum, x)| *sum += w * x);
+            continue;
+        }
+        let [high, low] = split(layout.parts, w);
+        for (sum, &x) in sums.iter_mut().zip(x) {
+            let [x_high, x_low] = split(layout.parts, x);
+            *sum += high * x_high;
+            if layout.parts == 2 {
+                *sum += low * x_high + high * x_low;
+            }
+        }
+    }
+    sums
+}
+
+/// Rows are channels of y and taps, or positions where these are rows; columns are the others.
+pub fn run(call: &Call<'_>, machine: &mut Machine) {
+    check(call);
+    let layout = Layout::new(call);
+    let bias = call.pointer("bias");
+    for row_block in 0..layout.row_blocks {
+        let weights = Weights::new(call, machine, &layout, row_block);
+        for group in 0..layout.groups {
+            // Of each sample, place and row what counts in its statistics.
+            let lists = (layout.samples() * layout.places * layout.rows) as usize;
+            let mut seen = vec![Vec::new(); if call.int("mode") == 1 { lists } else { 0 }];
+            for item in (group..layout.items).step_by(layout.groups as usize) {
+                let (kept, bad) = fetch(call, machine, &layout, item);
+                let outputs: Vec<Option<Vec<f64>>> = (weights.rows.iter())
+                    .map(|row| {
+                        let (row, weights_of_row) = row.as_ref()?;
+                        let bias = biased(call, machine, bias, row / layout.taps);
+                        let sums = sums(&layout, weights_of_row, &kept, weights.bad || bad);
+                        let activated = |sum| activate(call, sum + bias, ["activation", "slope"]);
+                        Some(sums.into_iter().map(activated).collect())
+                    })
+                    .collect();
+                if call.int("mode") != 1 {
+                    write(call, machine, &layout, [row_block, item], &outputs);
+                    continue;
+                }
+                let [sample, _] = layout.first(item);
+                for (row, values) in outputs.iter().enumerate() {
+                    let of_warps = values.iter().flat_map(|row| row.chunks(layout.warp_positions as usize));
+                    for (place, values) in of_warps.enumerate() {
+                        let list = (sample * layout.places + place as i64) * layout.rows + row as i64;
+                        seen[list as usize].extend(values);
+                    }
+                }
+            }
+            for (list, values) in seen.iter().enumerate() {
+                let (of_place, row) = (list as i64 / layout.rows, list as i64 % layout.rows);
+                let (sample, place) = (of_place / layout.places, of_place % layout.places);
+                if let Some(row) = layout.row(row_block, row) {
+                    let at = ((sample * layout.groups + group) * layout.places + place) * layout.all_rows();
+                    norm::put(call, machine, PARTS, at + row, values);
+                }
+            }
+        }
+    }
+}
+
+/// Writes the outputs of a row block and a block of positions to y, normalized where that is asked for.
+fn write(
+    call: &Call<'_>,
+    machine: &mut Machine,
+    layout: &Layout,
+    [row_block, item]: [i64; 2],
+    outputs: &[Option<Vec<f64>>],
+) {
+    let [y_n, y_c, y_d, y_h, y_w] = call.ints(["y_n", "y_c", "y_d", "y_h", "y_w"]);
+    let [plane, width, whole] = call.ints(["plane", "width", "whole"]);
+    let y = call.pointer("y");
+    let [sample, first] = layout.first(item);
+    let [d_stride, h_stride, w_stride] = layout.strides;
+    // Where an output lies, if there is one.
+    let place = |[row, position]: Place| {
+        let (row, p) = (layout.row(row_block, row)?, first + position);
+        let (channel, tap) = (row / layout.taps, row % layout.taps);
+        let (line, tw) = (tap / w_stride, tap % w_stride);
+        let (td, th) = (line / h_stride, line % h_stride);
+        let (d, h, w) = (p / plane, p % plane / width, p % width);
+        let within = (d * d_stride + td) * y_d + (h * h_stride + th) * y_h + (w * w_stride + tw) * y_w;
+        (p < layout.volume).then_some(sample * y_n + channel * y_c + within)
+    };
+    let value = |machine: &Machine, [row, position]: Place| {
+        let output = outputs[row as usize].as_ref().expect("a row")[position as usize];
+        let channel = layout.row(row_block, row).expect("a row") / layout.taps;
+        if call.int("mode") == 0 { output } else { normalized(call, machine, [sample, channel], output) }
+    };
+    // How many are written at once.
+    let together = match (whole, layout.last, w_stride) {
+        (1, ..) => 4,
+        (_, false, 2) => 2,
+        _ => 1,
+    };
+    for neighbours in layout.neighbours() {
+        for some in neighbours.chunks(together) {
+            let places: Vec<Option<i64>> = some.iter().map(|&one| place(one)).collect();
+            for (e, &at) in places.iter().enumerate() {
+                let beside = places[0].map(|first| first + e as i64);
+                assert_eq!(at, beside, "{some:?} of {} do not lie side by side", call.variant.name);
+            }
+            let Some(at) = places[0] else { continue };
+            let bytes = y.at + at as usize * y.width;
+            assert!(bytes.is_multiple_of(together * y.width), "{at}: {}", call.variant.name);
+            for (e, &one) in some.iter().enumerate() {
+                machine.write(y, at + e as i64, value(machine, one));
+            }
+        }
+    }
+}
+
+/// An output of a channel of a sample, normalized and through the activation behind.
+fn normalized(call: &Call<'_>, machine: &Machine, [sample, channel]: [i64; 2], output: f64) -> f64 {
+    let [norm_groups, group_channels] = call.ints(["norm_groups", "group_channels"]);
+    let group = sample * norm_groups + channel / group_channels;
+    let of_channel = |name: &str, or: f64| {
+        let pointer = call.pointer(name);
+        if machine.has(pointer.buffer) { machine.read(pointer, channel) } else { or }
+    };
+    let deviation = output - machine.read(call.pointer("mean"), group);
+    let scale = machine.read(call.pointer("rstd"), group) * of_channel("gamma", 1.0);
+    activate(call, deviation * scale + of_channel("beta", 0.0), ["post_activation", "post_slope"])
+}
