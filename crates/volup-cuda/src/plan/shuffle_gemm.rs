@@ -219,6 +219,7 @@ impl<'a> ShuffleGemm<'a> {
             (cin * cout * taps * bytes) as f64,
         );
         let blocks = row_blocks * groups;
+        let twice = kernel.param("NORM") == Some(1);
         if twice {
             // Three numbers each, also of groups without a block of positions in a sample.
             let of_sample = (12 * groups * size(kernel, "POS_WARPS") * cout * taps) as f64;
@@ -251,7 +252,6 @@ impl<'a> ShuffleGemm<'a> {
         let compute = turns * (warps * instructions / issued).max(alone) / CLOCK;
         let reorder = if last { weights * REORDER } else { 0.0 };
         let expected = |moved: f64| START + reorder + moved.max(compute) + SEEN * moved.min(compute);
-        let twice = kernel.param("NORM") == Some(1);
         let seconds = expected(moved) + if twice { expected(moved_unwritten) + norm::MERGE } else { 0.0 };
         Some(ShuffleGemm {
             operand,
