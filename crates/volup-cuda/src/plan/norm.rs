@@ -14,8 +14,8 @@ const LANES: usize = 32;
 /// Seconds that partial statistics take to be merged.
 pub(super) const MERGE: f64 = 10e-6;
 /// Bytes a second that the output is read, and scaled, at; what the launches cost.
-const READ: f64 = 3.9e12;
-const SCALE: f64 = 3.6e12;
+const READ: f64 = 3.6e12;
+const SCALE: f64 = 3.9e12;
 const LAUNCHES: f64 = 8e-6;
 
 /// The time that [`steps`] is expected to take, in seconds.
@@ -104,12 +104,10 @@ fn blocks(context: Context<'_>, tasks: usize) -> [u32; 3] {
     [tasks.clamp(1, BLOCKS * context.device.multiprocessors) as u32, 1, 1]
 }
 
-/// Threads of `group_statistics` and `group_scale`; vectors of 16 bytes that a thread of each takes, of NDHWC.
+/// Threads of `group_statistics` and `group_scale`; vectors of 16 bytes that a thread of each takes, of NCDHW and of NDHWC.
 const THREADS: usize = 256;
-const COUNTED: usize = 8;
-const SCALED: usize = 32;
-/// The same of NCDHW.
-const SCALED_ROWS: usize = 4;
+const COUNTED: [usize; 2] = [8, 64];
+const SCALED: [usize; 2] = [4, 32];
 
 /// What is launched after the convolution.
 pub(super) fn steps(
@@ -225,10 +223,10 @@ fn vector_steps(
     let high = if last { THREADS / (channels / vector) } else { 0 };
 
     let (rows, length, chunks) = if last {
-        (samples, voxels, voxels.div_ceil(COUNTED * high))
+        (samples, voxels, voxels.div_ceil(COUNTED[1] * high))
     } else {
         let length = group_channels * voxels;
-        (samples * groups, length, (length + vector - 1).div_ceil(THREADS * COUNTED * vector))
+        (samples * groups, length, (length + vector - 1).div_ceil(THREADS * COUNTED[0] * vector))
     };
     let of_chunk = if last { groups } else { 1 };
     let arrays = Partials::take(workspace, rows * chunks * of_chunk, 4);
@@ -245,7 +243,7 @@ fn vector_steps(
     // In place.
     let count = samples * channels * voxels;
     let parts =
-        if last { voxels.div_ceil(SCALED * high) } else { count.div_ceil(THREADS * SCALED_ROWS * vector) };
+        if last { voxels.div_ceil(SCALED[1] * high) } else { count.div_ceil(THREADS * SCALED[0] * vector) };
     let mut arguments = vec![output];
     arguments.extend(statistics);
     arguments.extend([Buffer::NormWeight, Buffer::NormBias].map(|buffer| Argument::Pointer(buffer, 0)));

@@ -23,24 +23,27 @@ const MOST: usize = i32::MAX as usize - (1 << 20);
 /// Clocks a second.
 const CLOCK: f64 = 1.7e9;
 /// Bytes a second of the memory, and of the second-level cache.
-const MEMORY: f64 = 3.3e12;
-const CACHE: f64 = 3.7e12;
+const MEMORY: f64 = 3.6e12;
+const CACHE: f64 = 5e12;
 /// Instructions of a warp for 32 rows by 32 positions, by kind of operand: for a step, for a stage beside its steps, for
 /// what is written.
-const INSTRUCTIONS: [[f64; 3]; 3] = [[6.6, 13.0, 30.0], [23.0, 40.0, 140.0], [96.0, 190.0, 250.0]];
+const INSTRUCTIONS: [[f64; 3]; 3] = [[35.0, 40.0, 220.0], [53.0, 70.0, 100.0], [123.0, 62.0, 210.0]];
 /// How much more copies of less than 16 bytes take, and outputs that are written one by one.
-const SCATTERED: f64 = 4.4;
+const SCATTERED: f64 = 12.0;
 const APART: f64 = 2.0;
-/// The share of its issue slots that a multiprocessor fills: with no warp, and more with each; at most.
-const ISSUE: [f64; 3] = [0.26, 0.015, 0.75];
+/// The share of its issue slots that a multiprocessor fills: with no warp, and more with each; at most; how much of that
+/// where one block waits for itself.
+const ISSUE: [f64; 4] = [0.26, 0.015, 0.75, 0.88];
 /// Clocks that a block waits for a stage, and for what it writes, whatever there is to compute.
-const WAIT: f64 = 840.0;
-const WRITE: f64 = 2000.0;
+const WAIT: f64 = 700.0;
+const WRITE: f64 = 1500.0;
 /// Of what takes less, computing or moving, the part that does not hide behind the other.
 const SEEN: f64 = 0.15;
-/// Seconds until blocks have what they start with; for each byte of weights that they bring in another order.
+/// Seconds until blocks have what they start with; for each byte of weights that those of a multiprocessor bring in
+/// another order, or round where they lie.
 const START: f64 = 6.5e-6;
 const REORDER: f64 = 3.8e-11;
+const ROUND: f64 = 4.5e-11;
 /// The most that partial statistics may take: this share of what the output does, and so many bytes.
 const PARTIALS: f64 = 0.25;
 const ROOM: f64 = (1 << 20) as f64;
@@ -234,7 +237,8 @@ impl<'a> ShuffleGemm<'a> {
         let moved = ((x + y + w) / MEMORY).max(cached);
         let moved_unwritten = ((x + w) / MEMORY).max(cached - y / CACHE);
         // Blocks one after the other where there are more than fit, each item after item.
-        let warps = (blocks.div_ceil(processors).min(ctas) * warps) as f64;
+        let side_by_side = blocks.div_ceil(processors).min(ctas) as f64;
+        let warps = side_by_side * warps as f64;
         let turns = (blocks.div_ceil(processors * ctas) * items.div_ceil(groups)) as f64;
         let [step, stage, write] = INSTRUCTIONS[match operand {
             Operand::Half => 0,
@@ -247,11 +251,17 @@ impl<'a> ShuffleGemm<'a> {
         let tiles = (rows * positions / (1024 * kernel.threads as usize / 32)) as f64;
         let steps = (CHUNK * bytes / 32) as f64;
         let instructions = chunks as f64 * (tiles * steps * step + stage) + tiles * write;
-        let issued = 4.0 * (ISSUE[0] + ISSUE[1] * warps).min(ISSUE[2]);
+        let together = if ctas == 1 { ISSUE[3] } else { 1.0 };
+        let issued = 4.0 * together * (ISSUE[0] + ISSUE[1] * warps).min(ISSUE[2]);
         let alone = chunks as f64 * WAIT + WRITE;
         let compute = turns * (warps * instructions / issued).max(alone) / CLOCK;
-        let reorder = if last { weights * REORDER } else { 0.0 };
-        let expected = |moved: f64| START + reorder + moved.max(compute) + SEEN * moved.min(compute);
+        let brought = weights
+            * match (last, operand) {
+                (true, _) => REORDER,
+                (false, Operand::Half) => 0.0,
+                (false, _) => ROUND * side_by_side,
+            };
+        let expected = |moved: f64| START + brought + moved.max(compute) + SEEN * moved.min(compute);
         let seconds = expected(moved) + if twice { expected(moved_unwritten) + norm::MERGE } else { 0.0 };
         Some(ShuffleGemm {
             operand,

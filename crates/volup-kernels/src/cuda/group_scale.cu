@@ -1,5 +1,5 @@
 // Group normalization in place, where memory is the bound: `y = act((y - mean) * (rstd * gamma) + beta)`, 16 bytes a load,
-// 4 of a thread in flight.
+// several of a thread in flight.
 //
 // - NCDHW (LAST 0): `count` elements, `voxels` of a channel in a row. A block takes 256*4*V neighbours, V elements of 16
 //   bytes. `ceil(count / (256*4*V))` blocks.
@@ -18,9 +18,9 @@
 #error "LAST: channels last"
 #endif
 
-constexpr int THREADS = 256, VECTORS = 4, V = 16 / sizeof(Element);
+constexpr int THREADS = 256, VECTORS = LAST && KIND != 0 ? 8 : 4, V = 16 / sizeof(Element);
 /// Times that a block of NDHWC takes so many vectors.
-[[maybe_unused]] constexpr int TURNS = 8;
+[[maybe_unused]] constexpr int TURNS = 32 / VECTORS;
 
 /// A vector of elements.
 struct __align__(16) Vector {

@@ -1,15 +1,16 @@
 // Partial statistics of what group normalization goes over, where memory is the bound: 16 bytes a load, 8 of a thread in
 // flight.
 //
-// A block holds a chunk in registers and passes over it twice: a partial is the mean of its elements of a group, the sum of
-// their squared deviations from that mean, and their count. No square of a mean is ever subtracted. Chunks are taken from
-// the end: what was written last is still in the second-level cache.
+// A partial is the mean of some elements of a group, the sum of their squared deviations from that mean, and their count.
+// What is held in registers is passed over twice, so no square of a mean is ever subtracted: by a block for all of its chunk
+// in NCDHW, by a thread for 8 vectors after the other in NDHWC, merged in order. Chunks are taken from the end: what was
+// written last is still in the second-level cache.
 //
 // - NCDHW (LAST 0): a group of a sample is `length` elements in a row, `rows` of them. Chunks of CHUNK elements start at
 //   multiples of 16 bytes, `chunks = ceil((length + V - 1) / CHUNK)` a row, V elements of 16 bytes; the last may be empty.
 //   Partial `row*chunks + chunk`.
 // - NDHWC (LAST 1): a sample is `length` positions of `channels` channels, a multiple of V, at most 256*V. Chunks of
-//   `8 * (256 / (channels/V))` positions, `chunks = ceil(length / that)` a sample; `rows` samples. Partial
+//   `64 * (256 / (channels/V))` positions, `chunks = ceil(length / that)` a sample; `rows` samples. Partial
 //   `(row*chunks + chunk)*groups + group`: group_channels channels each, which is a multiple or a divisor of V.
 //
 // Parameters: `y` (a multiple of 16 bytes), `mean`, `m2`, `count` (float32); `length` (i64); i32: `rows`, `chunks`,
@@ -22,7 +23,14 @@
 #endif
 
 constexpr int THREADS = 256, VECTORS = 8, V = 16 / sizeof(Element);
-[[maybe_unused]] constexpr int CHUNK = THREADS * VECTORS * V;
+[[maybe_unused]] constexpr int CHUNK = THREADS * VECTORS * V, TURNS = 8;
+
+/// Blocks of a multiprocessor: two where more would leave too few registers.
+#if LAST && defined(TYPE_F16)
+constexpr int CTAS = 2;
+#else
+constexpr int CTAS = 3;
+#endif
 
 /// A vector of elements.
 struct __align__(16) Vector {
@@ -39,6 +47,17 @@ __device__ __forceinline__ void hide(Vector (&v)[VECTORS]) {
     }
 }
 
+/// Statistics of some elements.
+struct Statistics {
+    float mean, m2, count;
+};
+
+/// As by Chan, Golub and LeVeque, 1979.
+__device__ __forceinline__ Statistics merged(const Statistics &one, const Statistics &other) {
+    const float count = one.count + other.count, share = other.count / fmaxf(count, 1.0f), apart = other.mean - one.mean;
+    return {one.mean + apart * share, one.m2 + other.m2 + apart * apart * (one.count * share), count};
+}
+
 /// The sum over a block's threads, in all of them, always in the same order.
 __device__ __forceinline__ float over_block(float v) {
     __shared__ float of_warp[THREADS / 32];
@@ -53,7 +72,7 @@ __device__ __forceinline__ float over_block(float v) {
     return total;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 3) group_statistics(
+extern "C" __global__ void __launch_bounds__(THREADS, CTAS) group_statistics(
     const Element *y, float *mean, float *m2, float *count, long long length, int rows, int chunks, int channels, int groups, int group_channels) {
     const int task = gridDim.x - 1 - blockIdx.x, row = task / chunks, chunk = task - row * chunks;
     Vector v[VECTORS];
@@ -107,60 +126,64 @@ extern "C" __global__ void __launch_bounds__(THREADS, 3) group_statistics(
     }
 #else
     // Of a thread the channels `c..c + V` of every `high`-th position; threads past the last whole line of them have none.
-    __shared__ float sums[THREADS * V], of_group[THREADS * V];
+    __shared__ float means[THREADS * V], deviations[THREADS * V];
+    __shared__ int seen_by[THREADS];
     const int across = channels / V, high = THREADS / across, own_position = threadIdx.x / across, c = threadIdx.x % across * V;
-    const long long first = (long long)chunk * (VECTORS * high) + own_position;
-    const bool any = own_position < high;
-    const auto there = [&](int k) { return any && first + k * high < length; };
+    const long long first = (long long)chunk * (TURNS * VECTORS * high) + own_position;
+    const Element *const own_y = y + ((row * length + first) * channels + c);
+    float so_far[V] = {}, deviation[V] = {};
+    int seen = 0;
+    if (own_position < high)
+#pragma unroll 1
+        for (int turn = 0; turn < TURNS; turn++) {
+            const long long left = length - first - turn * VECTORS * high;
+            const int here = left > 0 ? (int)min((left + high - 1) / high, (long long)VECTORS) : 0;
+            if (here == 0) break;
 #pragma unroll
-    for (int k = 0; k < VECTORS; k++)
-        if (there(k)) v[k] = *(const Vector *)(y + ((row * length + first + k * high) * channels + c));
-    const int positions = (int)min((long long)(VECTORS * high), length - (long long)chunk * (VECTORS * high));
-    const float n = (float)positions * group_channels;
-    // Sums of `of` by group: by channel over positions, then over the group's.
-    const auto by_group = [&](auto of) {
-        float total[V] = {};
+            for (int k = 0; k < VECTORS; k++)
+                if (k < here) v[k] = *(const Vector *)(own_y + (long long)(turn * VECTORS + k) * high * channels);
+            const float by = 1.0f / here, share = (float)here / (seen + here);
 #pragma unroll
-        for (int k = 0; k < VECTORS; k++)
-            if (there(k))
+            for (int e = 0; e < V; e++) {
+                float total = 0.0f, m2 = 0.0f;
 #pragma unroll
-                for (int e = 0; e < V; e++) total[e] += of(e, widen(v[k].of[e]));
-        __syncthreads();
+                for (int k = 0; k < VECTORS; k++) total += k < here ? widen(v[k].of[e]) : 0.0f;
+                const float average = total * by;
 #pragma unroll
-        for (int e = 0; e < V; e++) sums[own_position * channels + c + e] = any ? total[e] : 0.0f;
-        __syncthreads();
-        // A channel by several threads, a group by a warp.
-        const int shares = max(THREADS / channels, 1);
-        for (int i = threadIdx.x; i < shares * channels; i += THREADS) {
-            const int share = i / channels, channel = i - share * channels;
-            float all = 0.0f;
-            for (int p = share; p < high; p += shares) all += sums[p * channels + channel];
-            of_group[i] = all;
-        }
-        __syncthreads();
-        for (int group = threadIdx.x / 32; group < groups; group += THREADS / 32) {
-            float all = 0.0f;
-            for (int i = threadIdx.x % 32; i < shares * group_channels; i += 32) {
-                const int share = i / group_channels;
-                all += of_group[share * channels + group * group_channels + i - share * group_channels];
+                for (int k = 0; k < VECTORS; k++) {
+                    const float off = widen(v[k].of[e]) - average;
+                    m2 += k < here ? off * off : 0.0f;
+                }
+                const float apart = average - so_far[e];
+                so_far[e] += apart * share;
+                deviation[e] += m2 + apart * apart * (seen * share);
             }
-#pragma unroll
-            for (int lanes = 16; lanes; lanes /= 2) all += __shfl_xor_sync(0xffffffffu, all, lanes);
-            if (threadIdx.x % 32 == 0) sums[group] = all;
+            seen += here;
         }
-        __syncthreads();
-    };
-    by_group([](int, float x) { return x; });
-    hide(v);
-    float average[V];
 #pragma unroll
-    for (int e = 0; e < V; e++) average[e] = sums[(c + e) / group_channels] / n;
-    const auto write = [&](float *to, float by) {
-        for (int group = threadIdx.x; group < groups; group += THREADS) to[(long long)task * groups + group] = sums[group] * by;
-    };
-    write(mean, 1.0f / n);
-    by_group([&](int e, float x) { return (x - average[e]) * (x - average[e]); });
-    write(m2, 1.0f);
-    for (int group = threadIdx.x; group < groups; group += THREADS) count[(long long)task * groups + group] = n;
+    for (int e = 0; e < V; e++) {
+        means[threadIdx.x * V + e] = so_far[e];
+        deviations[threadIdx.x * V + e] = deviation[e];
+    }
+    seen_by[threadIdx.x] = seen;
+    __syncthreads();
+    // A group by a warp: what its lanes have in turn, then these.
+    for (int group = threadIdx.x / 32; group < groups; group += THREADS / 32) {
+        Statistics all = {0.0f, 0.0f, 0.0f};
+        for (int i = threadIdx.x % 32; i < high * group_channels; i += 32) {
+            const int p = i / group_channels, at = p * channels + group * group_channels + i - p * group_channels;
+            all = merged(all, {means[at], deviations[at], (float)seen_by[at / V]});
+        }
+#pragma unroll
+        for (int lanes = 16; lanes; lanes /= 2)
+            all = merged(all, {__shfl_down_sync(0xffffffffu, all.mean, lanes), __shfl_down_sync(0xffffffffu, all.m2, lanes),
+                               __shfl_down_sync(0xffffffffu, all.count, lanes)});
+        if (threadIdx.x % 32 == 0) {
+            const long long at = (long long)task * groups + group;
+            mean[at] = all.mean;
+            m2[at] = all.m2;
+            count[at] = all.count;
+        }
+    }
 #endif
 }
