@@ -20,7 +20,7 @@ const GAPPED: f64 = 0.8e12;
 const CACHED: f64 = 4e12;
 /// What a product of one tile takes, with the wait for its operands, in seconds: of NCDHW, whose tiles of x lie
 /// across, and of NDHWC.
-const TURN: [f64; 2] = [2.6e-6, 1.6e-6];
+const TURN: [f64; 2] = [2.6e-6, 2.3e-6];
 /// Blocks that a multiprocessor is given, at least, where tiles can be shared by several.
 const BLOCKS: usize = 6;
 
