@@ -9,6 +9,8 @@ use volup::{Element, bf16, f16};
 pub trait Storage: Element<Acc: Real> {
     /// Widens a line to the accumulator, exactly.
     fn widen(from: &[Self], to: &mut [Self::Acc]);
+    /// A line widened: itself if it needs none, else written to the start of `to`.
+    fn widened<'a>(from: &'a [Self], to: &'a mut [Self::Acc]) -> &'a [Self::Acc];
     /// Writes a line, each value rounded to nearest, ties to even.
     ///
     /// # Safety
@@ -29,6 +31,9 @@ macro_rules! same {
         impl Storage for $type {
             fn widen(from: &[$type], to: &mut [$type]) {
                 to.copy_from_slice(from);
+            }
+            fn widened<'a>(from: &'a [$type], _: &'a mut [$type]) -> &'a [$type] {
+                from
             }
             unsafe fn store(from: &[$type], to: *mut $type) {
                 // SAFETY: the caller's contract; a line of sums is scratch memory of its own.
@@ -55,6 +60,11 @@ macro_rules! half {
         impl Storage for $type {
             fn widen(from: &[$type], to: &mut [f32]) {
                 from.convert_to_f32_slice(to);
+            }
+            fn widened<'a>(from: &'a [$type], to: &'a mut [f32]) -> &'a [f32] {
+                let to = &mut to[..from.len()];
+                Self::widen(from, to);
+                to
             }
             unsafe fn store(from: &[f32], to: *mut $type) {
                 let mut rounded = [<$type>::ZERO; PIECE];

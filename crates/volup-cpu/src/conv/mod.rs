@@ -4,7 +4,8 @@
 //! vectors of the input at a tap's offset (an unaligned load, no copy), broadcasts `CO` weights and
 //! does `CO * NV` multiply-adds into accumulators that stay in registers over all channels and taps.
 
-use crate::math::{Moments, Real, finish_line, interleave, moments, normalize_line, normalize_voxel};
+use crate::math::{Moments, Real, finish_line, interleave, moments, normalize_line, normalize_voxel, sum};
+use crate::slope::{self, EpilogueLine};
 use volup::Activation;
 
 /// A vector type of one instruction set.
@@ -61,6 +62,9 @@ pub struct Accumulate<'a, T> {
     pub co: usize,
 }
 
+/// See [`Kernels::norm_sums`].
+type NormSums<T> = unsafe fn(&mut [T], &[T], &EpilogueLine<T>) -> [T; 2];
+
 /// The functions of one instruction set for one accumulator type.
 ///
 /// # Safety
@@ -86,6 +90,17 @@ pub struct Kernels<T> {
     pub normalize: unsafe fn(&mut [T], T, T, T, Option<Activation>),
     /// The same for the channels of one voxel, each with its own mean, scale and shift.
     pub normalize_voxel: unsafe fn(&mut [T], [&[T]; 3], Option<Activation>),
+    /// Takes a line of two in turn apart.
+    pub deinterleave: unsafe fn(&[T], &mut [T], &mut [T]),
+    /// The sum of a line, in parallel partial sums.
+    pub sum: unsafe fn(&[T]) -> T,
+    /// The sums that the gradient of a normalization needs, of a line of at most
+    /// [`slope::PIECE`] elements of the output's gradient, which is overwritten, and the
+    /// convolution's output.
+    pub norm_sums: NormSums<T>,
+    /// Turns a line of at most [`slope::PIECE`] elements of the output's gradient into that of the
+    /// convolution's output, in place.
+    pub epilogue_gradient: unsafe fn(&mut [T], &[T], &EpilogueLine<T>),
 }
 
 /// Sums one register tile.
@@ -292,6 +307,10 @@ macro_rules! kernels {
             moments: $module::moments_of,
             normalize: $module::normalize,
             normalize_voxel: $module::normalize_each,
+            deinterleave: $module::deinterleave,
+            sum: $module::sum_of,
+            norm_sums: $module::norm_sums,
+            epilogue_gradient: $module::epilogue_gradient,
         };
         mod $module {
             use super::*;
@@ -337,6 +356,26 @@ macro_rules! kernels {
             $(#[$feature])*
             pub(super) unsafe fn normalize_each(line: &mut [T], scales: [&[T]; 3], post: Option<Activation>) {
                 normalize_voxel(line, scales, post);
+            }
+
+            $(#[$feature])*
+            pub(super) unsafe fn deinterleave(line: &[T], even: &mut [T], odd: &mut [T]) {
+                slope::deinterleave(line, even, odd);
+            }
+
+            $(#[$feature])*
+            pub(super) unsafe fn sum_of(line: &[T]) -> T {
+                sum(line, |value| value)
+            }
+
+            $(#[$feature])*
+            pub(super) unsafe fn norm_sums(gradient: &mut [T], convolution: &[T], line: &EpilogueLine<T>) -> [T; 2] {
+                slope::norm_sums(gradient, convolution, line)
+            }
+
+            $(#[$feature])*
+            pub(super) unsafe fn epilogue_gradient(gradient: &mut [T], convolution: &[T], line: &EpilogueLine<T>) {
+                slope::epilogue_gradient(gradient, convolution, line);
             }
         }
     };
