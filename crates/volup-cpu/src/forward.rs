@@ -246,8 +246,10 @@ impl<T: Storage> Forward<'_, T> {
                 let line = self.row(&sums[start..], CO_BLOCK * len, first, columns.start, interleaved);
                 if self.moments.is_some() {
                     let mut of = line;
-                    if self.bare && spec.activation().is_some() {
+                    if self.bare {
+                        // Of what is stored: the backward pass knows no other values.
                         activated.copy_from_slice(line);
+                        T::round(activated);
                         let (bias, activations) = (T::Acc::default(), [spec.activation(), None]);
                         // SAFETY: the kernels are those of this CPU.
                         unsafe { (self.kernels.finish)(activated, bias, activations) };

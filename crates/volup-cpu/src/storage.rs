@@ -11,6 +11,8 @@ pub trait Storage: Element<Acc: Real> {
     fn widen(from: &[Self], to: &mut [Self::Acc]);
     /// A line widened: itself if it needs none, else written to the start of `to`.
     fn widened<'a>(from: &'a [Self], to: &'a mut [Self::Acc]) -> &'a [Self::Acc];
+    /// Rounds a line to what the type stores.
+    fn round(line: &mut [Self::Acc]);
     /// Writes a line, each value rounded to nearest, ties to even.
     ///
     /// # Safety
@@ -35,6 +37,7 @@ macro_rules! same {
             fn widened<'a>(from: &'a [$type], _: &'a mut [$type]) -> &'a [$type] {
                 from
             }
+            fn round(_: &mut [$type]) {}
             unsafe fn store(from: &[$type], to: *mut $type) {
                 // SAFETY: the caller's contract; a line of sums is scratch memory of its own.
                 unsafe { to.copy_from_nonoverlapping(from.as_ptr(), from.len()) };
@@ -65,6 +68,14 @@ macro_rules! half {
                 let to = &mut to[..from.len()];
                 Self::widen(from, to);
                 to
+            }
+            fn round(line: &mut [f32]) {
+                let mut rounded = [<$type>::ZERO; PIECE];
+                for piece in line.chunks_mut(PIECE) {
+                    let rounded = &mut rounded[..piece.len()];
+                    rounded.convert_from_f32_slice(piece);
+                    rounded.convert_to_f32_slice(piece);
+                }
             }
             unsafe fn store(from: &[f32], to: *mut $type) {
                 let mut rounded = [<$type>::ZERO; PIECE];

@@ -73,6 +73,7 @@ impl CpuEngine {
     }
 
     /// Applies a layer as [`CpuEngine::forward_into`] does, and keeps what the backward pass needs.
+    /// Without an output only that is computed, to the same bits.
     ///
     /// # Errors
     /// As [`CpuEngine::forward_into`].
@@ -82,26 +83,26 @@ impl CpuEngine {
         geometry: &Geometry,
         input: Volume<'_, T>,
         saved: SavedMut<'_, T>,
-        output: &mut [MaybeUninit<T>],
-        output_format: MemoryFormat,
+        output: Option<&mut [MaybeUninit<T>]>,
+        format: MemoryFormat,
     ) -> Result<()> {
-        check_length("output", output.len(), &geometry.output_shape())?;
+        if let Some(output) = &output {
+            check_length("output", output.len(), &geometry.output_shape())?;
+        }
         let spec = layer.block.norm();
         let groups = spec.map_or(0, |spec| spec.groups());
         check_length("mean", saved.mean.len(), &[geometry.batch(), groups])?;
         check_length("rstd", saved.rstd.len(), &[geometry.batch(), groups])?;
-        let Some((moments, tiles)) = self.bare(layer, geometry, input, saved.convolution, output_format)?
-        else {
+        let Some((moments, tiles)) = self.bare(layer, geometry, input, saved.convolution, format)? else {
             return Ok(());
         };
         // SAFETY: the convolution's tasks covered every element, so all of them are initialized.
         let convolution = unsafe { &*(std::ptr::from_mut(saved.convolution) as *const [T]) };
-        buffer::advise_huge_pages(output);
         let kernels = self.kernels::<T>();
         let block = &layer.block;
         let norm = spec.map(|spec| {
             let activation = block.activation();
-            let norm = Norm { layer, spec, geometry, kernels, format: output_format, activation };
+            let norm = Norm { layer, spec, geometry, kernels, format, activation };
             let statistics = norm.statistics(&moments, tiles);
             for (index, [mean, rstd]) in statistics.iter().enumerate() {
                 saved.mean[index] = T::Acc::from_f64(*mean);
@@ -110,7 +111,9 @@ impl CpuEngine {
             let scales = norm.scales(&statistics);
             (norm, scales)
         });
-        self.for_each_piece(pieces(geometry, output_format, output), |piece| {
+        let Some(output) = output else { return Ok(()) };
+        buffer::advise_huge_pages(output);
+        self.for_each_piece(pieces(geometry, format, output), |piece| {
             let from = &convolution[piece.start..][..piece.values.len()];
             // SAFETY: MaybeUninit<T> has T's layout, and the copy initializes all of the piece; the
             // kernels are those of this CPU.
@@ -420,7 +423,7 @@ impl<'a, T: Storage> Typed<'a, T> {
                     &self.geometry,
                     self.input,
                     saved,
-                    output,
+                    Some(output),
                     format,
                 )
             });
@@ -676,7 +679,7 @@ mod tests {
             let [mut mean, mut rstd] = [vec![0f32; 2], vec![0f32; statistics]];
             let saved = SavedMut { convolution: &mut convolution, mean: &mut mean, rstd: &mut rstd };
             let (input, format) = (volume(&input[..input_len]), MemoryFormat::Contiguous);
-            engine.forward_for_training_into(&layer, &geometry, input, saved, &mut output, format)
+            engine.forward_for_training_into(&layer, &geometry, input, saved, Some(&mut output), format)
         };
         let right = [SHAPES[0], SHAPES[1], 2, SHAPES[1]];
         run(right).unwrap();

@@ -67,7 +67,9 @@ pub struct Saved<T> {
     /// The convolution's output, before the activation, if anything follows the convolution. It may
     /// be dropped to save memory: the backward pass then computes it again, to the same bits.
     pub convolution: Option<T>,
-    /// `[N, groups]`, the means of the normalization's groups, in the accumulator's type.
+    /// `[N, groups]`, the means of the normalization's groups, in the accumulator's type: of the
+    /// activation of the convolution's output as it is stored, or else the backward pass would take
+    /// a rounding for a deviation.
     pub mean: Option<T>,
     /// `[N, groups]`, one over their standard deviations with eps, in the accumulator's type.
     pub rstd: Option<T>,
