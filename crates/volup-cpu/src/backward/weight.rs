@@ -38,7 +38,6 @@ pub(crate) struct Scratch {
     vectors: Buffer,
     scalars: Buffer,
     sums: Buffer,
-    line: Buffer,
     widened: Buffer,
     taps: Vec<TapOffset>,
 }
@@ -229,14 +228,14 @@ impl<'a, T: Storage> WeightGradient<'a, T> {
         let of = |segment: usize| segment * self.chunks() / self.segments;
         for chunk in of(segment)..of(segment + 1) {
             let chunk = self.chunk(chunk);
-            let Scratch { vectors: a, scalars: b, line, widened, .. } = &mut *scratch;
+            let Scratch { vectors: a, scalars: b, widened, .. } = &mut *scratch;
             let (of_input, of_output, a_side, b_side) = if self.output_in_vectors {
                 (b, a, (&self.scalars, &scalars), (&self.vectors, &vectors))
             } else {
                 (a, b, (&self.vectors, &vectors), (&self.scalars, &scalars))
             };
-            self.fill_input(&chunk, group, a_side, of_input, line, widened);
-            self.fill_output(&chunk, group, b_side, of_output, line, widened);
+            self.fill_input(&chunk, group, a_side, of_input, widened);
+            self.fill_output(&chunk, group, b_side, of_output, widened);
             let start = segment * self.segment() + group * self.segment() / self.geometry.conv().groups();
             self.products(&chunk, [&vectors, &scalars], start, partials, scratch);
         }
@@ -265,7 +264,6 @@ impl<'a, T: Storage> WeightGradient<'a, T> {
         group: usize,
         (side, tiles): (&Side, &Range<usize>),
         slab: &mut Buffer,
-        line: &mut Buffer,
         widened: &mut Buffer,
     ) {
         let [_, channels, depth, height, width] = self.geometry.input_shape();
@@ -274,13 +272,12 @@ impl<'a, T: Storage> WeightGradient<'a, T> {
         let row = w.len() * side.width;
         let slab = slab.get::<T::Acc>(tiles.len() * rows * row);
         let widened = widened.get::<T::Acc>(width.max(side.width));
-        let line = line.get::<T::Acc>(w.len());
         for (tile, slab) in tiles.clone().zip(slab.chunks_exact_mut(rows * row)) {
             let source =
                 Source::new(self.input, chunk.sample, channels, depth * height * width, group, side, tile);
             let positions = d.clone().flat_map(|d| h.clone().map(move |h| d * height + h));
             for (to, row) in slab.chunks_exact_mut(row).zip(positions) {
-                source.copy(row * width + w.start, 1, w.len(), (to, side.width), line, widened);
+                source.copy(row * width + w.start, 1, w.len(), (to, side.width), widened);
             }
         }
     }
@@ -292,7 +289,6 @@ impl<'a, T: Storage> WeightGradient<'a, T> {
         group: usize,
         (side, tiles): (&Side, &Range<usize>),
         slab: &mut Buffer,
-        line: &mut Buffer,
         widened: &mut Buffer,
     ) {
         let [_, channels, depth, height, width] = self.geometry.output_shape();
@@ -303,7 +299,6 @@ impl<'a, T: Storage> WeightGradient<'a, T> {
         let tile_len = residues * planes * rows * row_len;
         let slab = slab.get::<T::Acc>(tiles.len() * tile_len);
         let widened = widened.get::<T::Acc>(width.max(side.width));
-        let line = line.get::<T::Acc>(columns);
         for (tile, slab) in tiles.clone().zip(slab.chunks_exact_mut(tile_len)) {
             let source = Source::new(
                 self.grad_output,
@@ -337,7 +332,7 @@ impl<'a, T: Storage> WeightGradient<'a, T> {
                     + start as usize * axis_w.axis.stride
                     + axis_w.residues[residue_w];
                 let count = (end - start) as usize;
-                source.copy(first, axis_w.axis.stride, count, (to, side.width), line, widened);
+                source.copy(first, axis_w.axis.stride, count, (to, side.width), widened);
             }
         }
     }
@@ -407,7 +402,7 @@ impl<'a, T: Storage> WeightGradient<'a, T> {
                     // SAFETY: rows and columns are those of the slabs that were filled for this chunk;
                     // a tile of vectors is a whole number of vectors wide; the kernels are those of
                     // this CPU.
-                    unsafe { (self.kernels.accumulate)(&args) };
+                    unsafe { (self.kernels.accumulate_by_taps)(&args) };
                     let row = (tap * self.scalars.padded() + b_of * b_width) * self.vectors.padded();
                     for (lane, sums) in sums.chunks_exact(a_width).enumerate() {
                         let at = start + row + lane * self.vectors.padded() + a_of * a_width;
@@ -468,16 +463,16 @@ impl<'a, T: Storage> Source<'a, T> {
         step: usize,
         count: usize,
         (to, width): (&mut [T::Acc], usize),
-        line: &mut [T::Acc],
         widened: &mut [T::Acc],
     ) {
         let [channels, voxels] = self.shape;
         match self.volume.format {
             MemoryFormat::Contiguous => {
                 for lane in 0..self.count {
-                    let line = &mut line[..count];
-                    self.volume.read(self.shape, self.first + lane, first, step, line, widened);
-                    to[lane..].iter_mut().step_by(width).zip(line).for_each(|(to, value)| *to = *value);
+                    let from = &self.volume.values[(self.first + lane) * voxels + first..];
+                    let from = T::widened(&from[..(count - 1) * step + 1], widened);
+                    let to = to[lane..].iter_mut().step_by(width);
+                    to.zip(from.iter().step_by(step)).for_each(|(to, value)| *to = *value);
                 }
             }
             MemoryFormat::ChannelsLast3d => {

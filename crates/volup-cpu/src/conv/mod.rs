@@ -77,6 +77,9 @@ pub struct Kernels<T> {
     /// Sums over channels and taps. The caller guarantees that the slab is readable at all taps of
     /// all positions, rounded up to whole vectors, and `out` writable likewise.
     pub accumulate: unsafe fn(&Accumulate<'_, T>),
+    /// The same with the taps one after the other: for few taps of many channels, whose memory is then
+    /// read from front to back.
+    pub accumulate_by_taps: unsafe fn(&Accumulate<'_, T>),
     /// Copies a line past the caches, to memory that is valid for as many elements and that nobody
     /// reads before [`fence`].
     pub stream: unsafe fn(&[T], *mut T),
@@ -103,34 +106,61 @@ pub struct Kernels<T> {
     pub epilogue_gradient: unsafe fn(&mut [T], &[T], &EpilogueLine<T>),
 }
 
+/// The multiply-adds of one tap of one channel.
+///
+/// # Safety
+/// `x` must be readable for `NV` vectors and `w` for `CO` weights.
+#[inline(always)]
+unsafe fn step<S: Simd, const CO: usize, const NV: usize>(
+    sums: &mut [[S::V; NV]; CO],
+    x: *const S::T,
+    w: *const S::T,
+) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let mut row = [S::splat(S::T::ZERO); NV];
+        for (v, vector) in row.iter_mut().enumerate() {
+            *vector = S::load(x.add(v * S::LANES));
+        }
+        for (co, sums) in sums.iter_mut().enumerate() {
+            let weight = S::splat(*w.add(co));
+            for (sum, &vector) in sums.iter_mut().zip(&row) {
+                *sum = S::mul_add(vector, weight, *sum);
+            }
+        }
+    }
+}
+
 /// Sums one register tile.
 ///
 /// # Safety
 /// As [`Kernels::accumulate`], for `NV` vectors from position `start`.
 #[inline(always)]
-unsafe fn tile<S: Simd, const CO: usize, const NV: usize>(args: &Accumulate<'_, S::T>, start: usize) {
+unsafe fn tile<S: Simd, const CO: usize, const NV: usize, const BY_TAPS: bool>(
+    args: &Accumulate<'_, S::T>,
+    start: usize,
+) {
     // SAFETY: the caller guarantees every address below; they are the ones its contract lists.
     unsafe {
         let mut sums = [[S::splat(S::T::ZERO); NV]; CO];
-        let mut x_channel = args.x.add(start);
-        let mut w_channel = args.weights;
-        for _ in 0..args.channels {
+        if BY_TAPS {
             for tap in args.taps {
-                let x = x_channel.add(tap.x);
-                let w = w_channel.add(tap.w);
-                let mut row = [S::splat(S::T::ZERO); NV];
-                for (v, vector) in row.iter_mut().enumerate() {
-                    *vector = S::load(x.add(v * S::LANES));
-                }
-                for (co, sums) in sums.iter_mut().enumerate() {
-                    let weight = S::splat(*w.add(co));
-                    for (sum, &vector) in sums.iter_mut().zip(&row) {
-                        *sum = S::mul_add(vector, weight, *sum);
-                    }
+                let (mut x, mut w) = (args.x.add(start + tap.x), args.weights.add(tap.w));
+                for _ in 0..args.channels {
+                    step::<S, CO, NV>(&mut sums, x, w);
+                    x = x.add(args.x_channel);
+                    w = w.add(args.w_channel);
                 }
             }
-            x_channel = x_channel.add(args.x_channel);
-            w_channel = w_channel.add(args.w_channel);
+        } else {
+            let (mut x, mut w) = (args.x.add(start), args.weights);
+            for _ in 0..args.channels {
+                for tap in args.taps {
+                    step::<S, CO, NV>(&mut sums, x.add(tap.x), w.add(tap.w));
+                }
+                x = x.add(args.x_channel);
+                w = w.add(args.w_channel);
+            }
         }
         for (co, sums) in sums.iter().enumerate() {
             for (v, &sum) in sums.iter().enumerate() {
@@ -145,21 +175,21 @@ unsafe fn tile<S: Simd, const CO: usize, const NV: usize>(args: &Accumulate<'_, 
 /// # Safety
 /// As [`Kernels::accumulate`].
 #[inline(always)]
-unsafe fn row<S: Simd, const CO: usize, const NV: usize>(args: &Accumulate<'_, S::T>) {
+unsafe fn row<S: Simd, const CO: usize, const NV: usize, const BY_TAPS: bool>(args: &Accumulate<'_, S::T>) {
     let vectors = args.len.div_ceil(S::LANES);
     let mut done = 0;
     // SAFETY: tiles stay within the positions rounded up to whole vectors.
     unsafe {
         while done + NV <= vectors {
-            tile::<S, CO, NV>(args, done * S::LANES);
+            tile::<S, CO, NV, BY_TAPS>(args, done * S::LANES);
             done += NV;
         }
         while done + 2 <= vectors {
-            tile::<S, CO, 2>(args, done * S::LANES);
+            tile::<S, CO, 2, BY_TAPS>(args, done * S::LANES);
             done += 2;
         }
         if done < vectors {
-            tile::<S, CO, 1>(args, done * S::LANES);
+            tile::<S, CO, 1, BY_TAPS>(args, done * S::LANES);
         }
     }
 }
@@ -301,6 +331,7 @@ macro_rules! kernels {
             lanes: <$simd as Simd>::LANES,
             co_block: $co,
             accumulate: $module::accumulate,
+            accumulate_by_taps: $module::accumulate_by_taps,
             stream: $module::stream,
             interleave: $module::interleave_pairs,
             finish: $module::finish,
@@ -321,7 +352,18 @@ macro_rules! kernels {
                 // SAFETY: the caller's contract is handed on.
                 unsafe {
                     match args.co {
-                        $($tile_co => row::<$simd, $tile_co, $tile_nv>(args),)*
+                        $($tile_co => row::<$simd, $tile_co, $tile_nv, false>(args),)*
+                        other => unreachable!("no tile of {other} channels"),
+                    }
+                }
+            }
+
+            $(#[$feature])*
+            pub(super) unsafe fn accumulate_by_taps(args: &Accumulate<'_, T>) {
+                // SAFETY: the caller's contract is handed on.
+                unsafe {
+                    match args.co {
+                        $($tile_co => row::<$simd, $tile_co, $tile_nv, true>(args),)*
                         other => unreachable!("no tile of {other} channels"),
                     }
                 }
