@@ -1,9 +1,12 @@
-"""Trains the super-resolution decoder on the training part of one volume, with plain PyTorch.
+"""Trains the super-resolution decoder on the training part of one volume.
 
-    python train.py VOLUME --device cuda --out decoder.safetensors
+    python train.py VOLUME --out decoder.safetensors
+    python train.py VOLUME --modules torch --device cuda --out decoder.safetensors
 
 VOLUME is the original template as NIfTI or as an .npy array [z, y, x]. The held-out part (see
-volume.py) is cut off before anything else is done with it.
+volume.py) is cut off before anything else is done with it. The decoder is made of volup's layers or
+of PyTorch's, which take the same weights and give the same losses: `--curve losses.png` trains both
+and draws them.
 """
 
 import argparse
@@ -13,7 +16,6 @@ import time
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -48,34 +50,48 @@ class Block(nn.Module):
         x = self.conv(x)
         return self.norm(functional.relu(x)) if self.norm else x
 
-    def describe(self, name: str) -> dict:
-        """This block's entry in the decoder file."""
-        conv, norm = self.conv, self.norm
-        return {
-            "name": name,
-            "in_channels": conv.in_channels,
-            "out_channels": conv.out_channels,
-            "kernel_size": list(conv.kernel_size),
-            "stride": list(conv.stride),
-            "padding": list(conv.padding),
-            "output_padding": list(conv.output_padding),
-            "groups": conv.groups,
-            "dilation": list(conv.dilation),
-            "bias": conv.bias is not None,
-            "activation": "relu" if norm else None,
-            "norm_groups": norm.num_groups if norm else None,
-            "eps": norm.eps if norm else 1e-5,
-            "affine": norm.affine if norm else True,
-            "post_activation": None,
-        }
+
+def volup_block(inputs, outputs, kernel, stride, padding, groups) -> nn.Module:
+    """The same as one layer of volup's; its weights begin as those of `Block` do."""
+    import volup  # here, so that training with PyTorch's layers needs no more than PyTorch
+
+    activation = "relu" if groups else None
+    return volup.nn.ConvTranspose3dBlock(
+        inputs, outputs, kernel, stride, padding, activation=activation, norm_groups=groups
+    )
+
+
+MODULES = {"volup": volup_block, "torch": Block}
+
+
+def describe(block: nn.Module, name: str) -> dict:
+    """A block's entry in the decoder file."""
+    conv, norm = block.conv, block.norm
+    return {
+        "name": name,
+        "in_channels": conv.in_channels,
+        "out_channels": conv.out_channels,
+        "kernel_size": list(conv.kernel_size),
+        "stride": list(conv.stride),
+        "padding": list(conv.padding),
+        "output_padding": list(conv.output_padding),
+        "groups": conv.groups,
+        "dilation": list(conv.dilation),
+        "bias": conv.bias is not None,
+        "activation": "relu" if norm else None,
+        "norm_groups": norm.num_groups if norm else None,
+        "eps": norm.eps if norm else 1e-5,
+        "affine": norm.affine if norm else True,
+        "post_activation": None,
+    }
 
 
 class Decoder(nn.Module):
     """Trilinear upsampling by two, plus what the chain of blocks adds to it."""
 
-    def __init__(self, layers=LAYERS):
+    def __init__(self, layers=LAYERS, modules="volup"):
         super().__init__()
-        self.blocks = nn.ModuleList(Block(*layer) for layer in layers)
+        self.blocks = nn.ModuleList(MODULES[modules](*layer) for layer in layers)
         # The decoder starts out as the trilinear upsampling itself and learns only what that lacks.
         nn.init.zeros_(self.blocks[-1].conv.weight)
         nn.init.zeros_(self.blocks[-1].conv.bias)
@@ -92,12 +108,14 @@ class Decoder(nn.Module):
 
     def save(self, path: Path) -> None:
         """Writes the weights, and in the metadata what `volup` needs to rebuild the chain."""
+        from safetensors.torch import save_file
+
         description = {
             "format": "volup-decoder",
             "version": 1,
             "skip": "trilinear",
             "normalize": "max",
-            "blocks": [b.describe(f"blocks.{i}") for i, b in enumerate(self.blocks)],
+            "blocks": [describe(b, f"blocks.{i}") for i, b in enumerate(self.blocks)],
         }
         tensors = {k: v.detach().float().cpu().contiguous() for k, v in self.state_dict().items()}
         save_file(tensors, path, metadata={"volup": json.dumps(description)})
@@ -121,19 +139,29 @@ def sample(part: Tensor, rng: random.Random) -> tuple[Tensor, Tensor]:
     return half / half.max(), full / half.max()
 
 
-def train(volume, device: str, steps: int, seed: int, layers=LAYERS) -> Decoder:
+def train(
+    volume, device: str, steps: int, seed: int, layers=LAYERS, modules="volup", size=None
+) -> tuple[Decoder, list[float]]:
+    """The trained decoder and the loss of each step.
+
+    With a size no more than as many voxels are trained on, in the middle of each axis.
+    """
     torch.manual_seed(seed)
     rng = random.Random(seed)
     torch.backends.cudnn.benchmark = True  # few shapes, and each of them very often
 
     part = torch.from_numpy(volume[:, : 2 * volumes.TRAIN_UNTIL].copy()).to(device)
     part = functional.pad(part / part.max(), (0, 0, 2 * EMPTY_ROWS, 0))
+    if size is not None:
+        middle = [slice(max(0, (axis - size) // 2), (axis + size) // 2) for axis in part.shape]
+        part = part[tuple(middle)]
 
-    decoder = Decoder(layers).to(device)
+    decoder = Decoder(layers, modules).to(device)
     optimizer = torch.optim.AdamW(decoder.parameters(), lr=3e-3, weight_decay=1e-4)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, max_lr=3e-3, total_steps=steps, pct_start=0.1
     )
+    losses = []
     began = time.monotonic()
     for step in range(1, steps + 1):
         half, full = sample(part, rng)
@@ -147,11 +175,41 @@ def train(volume, device: str, steps: int, seed: int, layers=LAYERS) -> Decoder:
         nn.utils.clip_grad_norm_(decoder.parameters(), 1.0)
         optimizer.step()
         schedule.step()
+        losses.append(loss.item())
         if step % max(1, steps // 20) == 0:
             psnr = -10 * error.detach().square().mean().log10().item()
             seconds = time.monotonic() - began
-            print(f"step {step:5d}  loss {loss.item():.6f}  PSNR {psnr:.2f} dB  {seconds:.0f} s")
-    return decoder
+            print(f"step {step:5d}  loss {losses[-1]:.6f}  PSNR {psnr:.2f} dB  {seconds:.0f} s")
+    return decoder, losses
+
+
+def farthest_apart(ours: list[float], theirs: list[float]) -> float:
+    """The largest difference of two curves at any step, as a share of the loss."""
+    return max(abs(a - b) / b for a, b in zip(ours, theirs, strict=True))
+
+
+def draw(curves: dict[str, list[float]], path: Path) -> None:
+    """Draws the loss of each step, and below how far the curves are apart."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (above, below) = pyplot.subplots(
+        2, 1, sharex=True, figsize=(7, 5), height_ratios=(3, 1), layout="constrained"
+    )
+    for (name, losses), style in zip(curves.items(), ("-", "--"), strict=True):
+        above.plot(range(1, len(losses) + 1), losses, style, label=name)
+    above.set_yscale("log")
+    above.set_ylabel("loss")
+    above.legend()
+    ours, theirs = curves.values()
+    apart = [abs(a - b) / b for a, b in zip(ours, theirs, strict=True)]
+    below.plot(range(1, len(apart) + 1), apart, color="gray")
+    below.set_yscale("log")
+    below.set_ylabel("relative difference")
+    below.set_xlabel("step")
+    figure.savefig(path, dpi=110)
 
 
 def main() -> None:
@@ -159,14 +217,34 @@ def main() -> None:
     parser.add_argument("volume", type=Path, help="the original volume, .nii.gz or .npy [z, y, x]")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "decoder.safetensors")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--modules", choices=list(MODULES), default="volup")
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--size", type=int, help="train on so many voxels in the middle of each axis"
+    )
+    parser.add_argument(
+        "--curve", type=Path, help="train with both kinds of modules, draw the losses"
+    )
     args = parser.parse_args()
 
     volume, _ = volumes.read(args.volume)
-    decoder = train(volumes.crop_to_even(volume), args.device, args.steps, args.seed)
+    volume = volumes.crop_to_even(volume)
+
+    def run(modules: str) -> tuple[Decoder, list[float]]:
+        options = {"modules": modules, "size": args.size}
+        return train(volume, args.device, args.steps, args.seed, **options)
+
+    decoder, losses = run(args.modules)
     decoder.save(args.out)
     print(f"{args.out}: {args.out.stat().st_size / 1024:.0f} KiB")
+    if args.curve:
+        other = next(name for name in MODULES if name != args.modules)
+        print(f"now with {other}'s layers")
+        curves = {args.modules: losses, other: run(other)[1]}
+        draw(curves, args.curve)
+        apart = farthest_apart(curves["volup"], curves["torch"])
+        print(f"{args.curve}: the losses are at most {apart:.1e} of themselves apart")
 
 
 if __name__ == "__main__":

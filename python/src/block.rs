@@ -217,7 +217,7 @@ impl Call {
 }
 
 /// Checks an input and parameters (bias, norm_weight, norm_bias) against a block and one another.
-fn expect_tensors(
+pub(crate) fn expect_tensors(
     spec: &BlockSpec,
     input: &RawTensor,
     weight: &RawTensor,
@@ -226,7 +226,12 @@ fn expect_tensors(
     let dtype = input.dtype()?;
     input.expect("input", &spec.geometry_of(input.shape()).map_err(raised)?.input_shape(), dtype)?;
     weight.expect("weight", &spec.conv().weight_shape(), dtype)?;
-    for (param, tensor) in ["bias", "norm_weight", "norm_bias"].into_iter().zip(vectors) {
+    let affine = spec.norm().is_some_and(|norm| norm.affine());
+    let expected = [("bias", spec.conv().has_bias()), ("norm_weight", affine), ("norm_bias", affine)];
+    for ((param, expected), tensor) in expected.into_iter().zip(vectors) {
+        if tensor.is_some() != expected {
+            return Err(raised(Error::Presence { param, expected }));
+        }
         if let Some(tensor) = tensor {
             tensor.expect(param, &[spec.conv().out_channels()], dtype)?;
         }
@@ -258,7 +263,7 @@ pub(crate) fn describe_cpu(threads: usize) -> Vec<(&'static str, String)> {
 /// Threads do not survive a fork, so a child process (a data loader's worker) gets engines of its
 /// own. The lock is only ever taken under the GIL and is not held while computing, so no fork finds
 /// it taken.
-fn engine(threads: usize) -> Arc<CpuEngine> {
+pub(crate) fn engine(threads: usize) -> Arc<CpuEngine> {
     type Engines = BTreeMap<(u32, usize), Arc<CpuEngine>>;
     static ENGINES: Mutex<Engines> = Mutex::new(BTreeMap::new());
     let mut engines = ENGINES.lock().unwrap_or_else(PoisonError::into_inner);

@@ -11,6 +11,7 @@ mod decoder;
 mod error;
 mod memory;
 mod team;
+mod training;
 
 /// `volup._native`.
 #[pyo3::pymodule]
@@ -27,6 +28,8 @@ mod _native {
     use crate::decoder::{read_decoder, write_decoder};
     #[pymodule_export]
     use crate::error::NoEngineError;
+    #[pymodule_export]
+    use crate::training::{epilogue_gradient, forward_for_training, input_gradient, weight_gradient};
 
     #[pymodule_export]
     #[allow(non_upper_case_globals, reason = "Python's name for it")]

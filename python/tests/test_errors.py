@@ -142,6 +142,7 @@ BLOCK_ERRORS = [
         {"norm_groups": 2, "norm_weight": B, "norm_bias": B.double()},
     ),
     (RuntimeError, "norm_weight must be absent", {"norm_weight": B}),
+    (ValueError, "memory must be one of save, got 'less'", {"memory": "less"}),
 ]
 
 
@@ -166,6 +167,17 @@ def test_conv_errors(kind: type, text: str, change: dict) -> None:
 @pytest.mark.parametrize(("kind", "text", "change"), BLOCK_ERRORS, ids=name_of)
 def test_block_errors(kind: type, text: str, change: dict) -> None:
     raises(volup.conv_transpose3d_block, kind, text, change)
+
+
+@pytest.mark.parametrize(("kind", "text", "change"), CONV_ERRORS + BLOCK_ERRORS, ids=name_of)
+def test_the_errors_are_the_same_where_gradients_are_recorded(
+    kind: type, text: str, change: dict
+) -> None:
+    if "input" in change:
+        return
+    raises(
+        volup.conv_transpose3d_block, kind, text, {"input": X.clone().requires_grad_(), **change}
+    )
 
 
 # PyTorch has no precisions, its sizes wrap, and it would try to allocate what is merely huge.

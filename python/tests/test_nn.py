@@ -92,13 +92,19 @@ def test_conv_refuses_unknown_precisions() -> None:
         volup.nn.ConvTranspose3d(1, 1, 3, precision="fp8")
 
 
-def test_conv_raises_in_grad_mode() -> None:
-    layer = volup.nn.ConvTranspose3d(4, 6, 3)
-    input = torch.randn(1, 4, 3, 3, 3)
-    with pytest.raises(RuntimeError, match=r"wrap the call in torch\.no_grad\(\)"):
-        layer(input)
-    layer.requires_grad_(False)
-    assert layer(input).shape == (1, 6, 5, 5, 5)
+def test_layers_train() -> None:
+    for ours in (
+        volup.nn.ConvTranspose3d(4, 6, 3),
+        volup.nn.ConvTranspose3dBlock(4, 6, 3, norm_groups=2, memory="save"),
+    ):
+        ours(torch.randn(1, 4, 3, 3, 3)).square().sum().backward()
+        assert all(p.grad is not None and p.grad.shape == p.shape for p in ours.parameters())
+
+
+def test_block_shows_and_checks_its_memory() -> None:
+    assert "memory='save'" in repr(volup.nn.ConvTranspose3dBlock(1, 1, 3, memory="save"))
+    with pytest.raises(ValueError, match="memory must be one of save, got 'less'"):
+        volup.nn.ConvTranspose3dBlock(1, 1, 3, memory="less")
 
 
 def duplicates(module: nn.Module):

@@ -72,13 +72,37 @@ def compose(
                 block.groups,
                 block.dilation,
             )
-        y = activate(activation, y)
-        if norm_groups is not None:
-            # PyTorch's group norm takes an input without a batch for a batch of its channels.
-            batch = y if y.dim() == 5 else y.unsqueeze(0)
-            norm = (tensors.get("norm_weight"), tensors.get("norm_bias"), float(eps))
-            y = F.group_norm(batch, int(norm_groups), *norm).reshape(y.shape)
-        return activate(post_activation, y)
+        norm = (tensors.get("norm_weight"), tensors.get("norm_bias"))
+        return follow(y, *norm, activation, norm_groups, eps, post_activation)
+
+
+def follow(
+    y: Tensor,
+    norm_weight: Tensor | None,
+    norm_bias: Tensor | None,
+    activation: Activation,
+    norm_groups: int | None,
+    eps: float,
+    post_activation: Activation,
+) -> Tensor:
+    """Computes what follows the convolution in a block, step by step and with gradients.
+
+    Args:
+        y: The convolution's output.
+        norm_weight: As for ``conv_transpose3d_block``, and so on.
+        norm_bias: As there.
+        activation: As there.
+        norm_groups: As there.
+        eps: As there.
+        post_activation: As there.
+    """
+    y = activate(activation, y)
+    if norm_groups is not None:
+        # PyTorch's group norm takes an input without a batch for a batch of its channels.
+        batch = y if y.dim() == 5 else y.unsqueeze(0)
+        groups = int(norm_groups)
+        y = F.group_norm(batch, groups, norm_weight, norm_bias, float(eps)).reshape(y.shape)
+    return activate(post_activation, y)
 
 
 def flagged_precision() -> str:

@@ -86,7 +86,8 @@ class Plan:
         output = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.device)
         if type(output) is not Tensor:
             # Under a mode that fakes what is allocated, the output is no memory either.
-            _memory.check("output", output)
+            kind = type(output).__name__
+            raise RuntimeError(f"output must be a plain torch.Tensor, got {kind}")
         # The copies live until the launch: what is allocated later is used later on the stream.
         held = list(tensors)
         for i in self.copied:
@@ -140,7 +141,11 @@ def launch_planned(
 
     Nothing is raised for arguments that are wrong: no plan is found for them.
     """
-    if forward_ad._current_level >= 0 or torch._C._get_tracing_state() is not None:
+    if (
+        forward_ad._current_level >= 0
+        or torch._C._get_tracing_state() is not None
+        or torch._C._len_torch_dispatch_stack() > 0
+    ):
         return None
     try:
         if torch.is_autocast_enabled():

@@ -7,6 +7,8 @@ here, before its address is taken.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
@@ -37,11 +39,6 @@ def check(name: str, tensor: object, device: torch.device | None = None) -> None
     """
     if not isinstance(tensor, Tensor):
         raise TypeError(f"argument '{name}' must be Tensor, not {type(tensor).__name__}")
-    kind = type(tensor)
-    # A subclass that only adds attributes or __torch_function__ is a tensor like any other; one
-    # with __torch_dispatch__ (fake, functional, distributed ones) may have no memory at all.
-    if kind.__torch_dispatch__ is not Tensor.__torch_dispatch__:
-        raise RuntimeError(f"{name} must be a plain torch.Tensor, got {kind.__name__}")
     if tensor.is_nested:
         raise RuntimeError(f"{name} must be a strided tensor, got a nested one")
     if device is None and tensor.device.type not in ("cpu", "cuda"):
@@ -78,26 +75,54 @@ def check_fit(block: _native.Block, tensors: dict[str, Tensor]) -> None:
     )
 
 
-def check_no_gradient(tensors: dict[str, Tensor]) -> None:
-    """Refuses what would come back without the gradient that the caller expects.
+def is_plain(tensors: Iterable[Tensor]) -> bool:
+    """Whether tensors can be computed with as they are, with nothing for PyTorch to see of it.
+
+    Not if a gradient is to be recorded, nor if a tensor or a mode stands between the caller and
+    memory: fake, functional and distributed tensors, traces.
 
     Raises:
-        RuntimeError: A tensor requires grad in grad mode or carries a tangent, or a trace is
-            recorded, which would hold the result as a constant.
+        RuntimeError: A transform of ``torch.func`` does.
+    """
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise RuntimeError("volup's functions cannot be transformed by torch.func")
+    grad = torch.is_grad_enabled()
+    # A subclass that only adds attributes or __torch_function__ is a tensor like any other; one
+    # with __torch_dispatch__ may have no memory at all.
+    for tensor in tensors:
+        if (grad and tensor.requires_grad) or type(tensor).__torch_dispatch__ is not _NO_DISPATCH:
+            return False
+    return torch._C._len_torch_dispatch_stack() == 0 and torch._C._get_tracing_state() is None
+
+
+_NO_DISPATCH = Tensor.__torch_dispatch__
+
+
+def check_no_tangent(tensors: dict[str, Tensor]) -> None:
+    """Refuses tensors of forward-mode differentiation, which no operator knows.
+
+    Raises:
+        RuntimeError: A tensor carries a tangent.
+    """
+    if forward_ad._current_level >= 0:
+        for name, tensor in tensors.items():
+            if forward_ad.unpack_dual(tensor).tangent is not None:  # type: ignore[no-untyped-call]
+                raise RuntimeError(f"{name} has a tangent, which volup does not compute")
+
+
+def check_no_gradient(tensors: dict[str, Tensor]) -> None:
+    """Refuses CUDA tensors that the caller expects a gradient of.
+
+    Raises:
+        RuntimeError: A tensor requires grad in grad mode.
     """
     if torch.is_grad_enabled():
         for name, tensor in tensors.items():
             if tensor.requires_grad:
                 raise RuntimeError(
-                    f"{name} requires grad, but volup computes no gradients yet: "
+                    f"{name} requires grad, but volup computes no gradients on CUDA yet: "
                     "wrap the call in torch.no_grad()"
                 )
-    if forward_ad._current_level >= 0:
-        for name, tensor in tensors.items():
-            if forward_ad.unpack_dual(tensor).tangent is not None:  # type: ignore[no-untyped-call]
-                raise RuntimeError(f"{name} has a tangent, but volup computes no gradients yet")
-    if torch._C._get_tracing_state() is not None:
-        raise RuntimeError("volup's functions cannot be recorded by torch.jit.trace")
 
 
 def autocast(tensor: Tensor, to: torch.dtype) -> Tensor:

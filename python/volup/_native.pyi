@@ -96,6 +96,55 @@ class CudaForward:
 class NoEngineError(RuntimeError):
     """The CUDA engine cannot run here."""
 
+RawVolume = tuple[RawTensor, bool]
+
+def forward_for_training(
+    block: Block,
+    threads: int,
+    input: RawVolume,
+    weight: RawTensor,
+    bias: RawTensor | None,
+    norm_weight: RawTensor | None,
+    norm_bias: RawTensor | None,
+    convolution: RawTensor,
+    mean: RawTensor,
+    rstd: RawTensor,
+    output: RawTensor | None,
+    channels_last: bool,
+    /,
+) -> None: ...
+def input_gradient(
+    block: Block,
+    threads: int,
+    grad_output: RawVolume,
+    weight: RawTensor,
+    grad_input: RawVolume,
+    /,
+) -> None: ...
+def weight_gradient(
+    block: Block,
+    threads: int,
+    input: RawVolume,
+    grad_output: RawVolume,
+    grad_weight: RawTensor,
+    /,
+) -> None: ...
+def epilogue_gradient(
+    block: Block,
+    threads: int,
+    input_shape: torch.Size,
+    convolution: RawVolume,
+    mean: RawTensor,
+    rstd: RawTensor,
+    norm_weight: RawTensor | None,
+    norm_bias: RawTensor | None,
+    grad_output: RawVolume,
+    grad_convolution: RawVolume | None,
+    grad_bias: RawTensor | None,
+    grad_norm_weight: RawTensor | None,
+    grad_norm_bias: RawTensor | None,
+    /,
+) -> None: ...
 def cuda_status(ordinal: int, /) -> str | None: ...
 def integers(
     stride: object,

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from volup import _cuda, _memory, _native
+from volup import _cpu, _cuda, _memory, _native, _operators
 from volup._compose import Activation, compose
 
 Sizes = int | Sequence[int]
@@ -34,7 +34,8 @@ def conv_transpose3d(
 
     All tensors are on one device, the CPU or a CUDA GPU, and of one type: float32, float64, float16
     or bfloat16. Under ``torch.autocast`` they are cast as PyTorch casts them. The output has the
-    memory format that PyTorch's would have. There are no gradients yet.
+    memory format that PyTorch's would have. On the CPU there are gradients of any order, on a GPU
+    none yet. ``torch.compile`` traces the call without a break.
 
     On a GPU the call returns once its kernels are queued on the current stream; after a first call
     like it, it may be captured in a CUDA graph. Where volup has no kernels for the GPU or its
@@ -63,8 +64,8 @@ def conv_transpose3d(
     Raises:
         TypeError: An argument is of a wrong Python type; a bool is no int.
         ValueError: ``precision`` is no known name.
-        RuntimeError: Shapes, types, devices or parameters do not fit, or a tensor requires grad in
-            grad mode.
+        RuntimeError: Shapes, types, devices or parameters do not fit, or a CUDA tensor requires
+            grad in grad mode.
     """
     tensors = (input, weight, bias)
     if has_torch_function(tensors):
@@ -93,6 +94,7 @@ def conv_transpose3d(
         1e-5,
         None,
         precision,
+        None,
     )
 
 
@@ -113,6 +115,7 @@ def conv_transpose3d_block(
     eps: float = 1e-5,
     post_activation: Activation = None,
     precision: str | None = None,
+    memory: str | None = None,
 ) -> Tensor:
     """Applies ``post_activation(group_norm(activation(conv_transpose3d(input))))`` in one go.
 
@@ -137,16 +140,19 @@ def conv_transpose3d_block(
         eps: Added to the variance inside the root.
         post_activation: As ``activation``, after the normalization.
         precision: As for :func:`conv_transpose3d`.
+        memory: What is kept for the gradients beside the input: None for one tensor of the output's
+            size (the convolution's output, from which the backward pass computes the rest), "save"
+            for none, so that the backward pass runs the convolution once more.
 
     Returns:
         [N, Cout, D, H, W], or [Cout, D, H, W] without a batch; never a view of the input.
 
     Raises:
         TypeError: An argument is of a wrong Python type; a bool is no int.
-        ValueError: An activation or ``precision`` is no known name, ``eps`` is negative or not
-            finite, or the normalization's groups hold a single value in the whole batch.
-        RuntimeError: Shapes, types, devices or parameters do not fit, or a tensor requires grad in
-            grad mode.
+        ValueError: An activation, ``precision`` or ``memory`` is no known name, ``eps`` is negative
+            or not finite, or the normalization's groups hold a single value in the whole batch.
+        RuntimeError: Shapes, types, devices or parameters do not fit, or a CUDA tensor requires
+            grad in grad mode.
     """
     tensors = (input, weight, bias, norm_weight, norm_bias)
     if has_torch_function(tensors):
@@ -168,6 +174,7 @@ def conv_transpose3d_block(
             eps=eps,
             post_activation=post_activation,
             precision=precision,
+            memory=memory,
         )
     return _forward(
         tensors,
@@ -181,6 +188,7 @@ def conv_transpose3d_block(
         eps,
         post_activation,
         precision,
+        memory,
     )
 
 
@@ -196,9 +204,11 @@ def _forward(
     eps: float,
     post_activation: Activation,
     precision: str | None,
+    memory: str | None,
 ) -> Tensor:
+    compiling = torch.compiler.is_compiling()
     on_cuda = isinstance(given[0], Tensor) and given[0].is_cuda
-    if on_cuda:
+    if on_cuda and not compiling:
         planned = _cuda.launch_planned(
             given,
             stride,
@@ -215,14 +225,16 @@ def _forward(
         if planned is not None:
             return planned
     check_precision(precision)
+    check_memory(memory)
     arguments = dict(zip(_cuda.NAMES, given, strict=True))
     tensors = {name: tensor for name, tensor in arguments.items() if tensor is not None}
     for name, tensor in arguments.items():
         if tensor is not None or name in ("input", "weight"):
             _memory.check(name, tensor, None if name == "input" else given[0].device)
     device = given[0].device.type
-    obstacle = _cuda.obstacle(given[0].device) if on_cuda else None
-    if obstacle is None:
+    _memory.check_no_tangent(tensors)
+    obstacle = _cuda.obstacle(given[0].device) if on_cuda and not compiling else None
+    if on_cuda and obstacle is None:
         _memory.check_no_gradient(tensors)
     if torch.is_autocast_enabled(device):
         to = torch.get_autocast_dtype(device)
@@ -233,6 +245,14 @@ def _forward(
             tensors["norm_bias"] = torch.zeros_like(tensors["norm_weight"])
         else:
             tensors["norm_weight"] = torch.ones_like(tensors["norm_bias"])
+    steps = (activation, norm_groups, eps, post_activation)
+    if compiling:
+        # The compiler knows values as they are, so they are checked where it runs the operator.
+        sizes = (stride, padding, output_padding, dilation)
+        stride, padding, output_padding, dilation = (_triple(values) for values in sizes)
+        conv = _cpu.Conv(stride, padding, output_padding, groups, dilation)
+        channels_last = _memory.is_channels_last(tensors["input"])
+        return _dispatch(tensors, conv, steps, channels_last, precision, memory)
     block = _native.Block(
         tensors["weight"].shape,
         stride,
@@ -247,9 +267,22 @@ def _forward(
         eps,
         post_activation,
     )
-    if not on_cuda:
-        return _forward_cpu(block, tensors, given[1])
-    _memory.check_fit(block, tensors)
+    plain = _memory.is_plain(tensors.values())
+    if plain and not on_cuda:
+        block.output_shape(tensors["input"].shape)  # Its rank; the rest is checked on the way.
+    else:
+        _memory.check_fit(block, tensors)
+    if not on_cuda or (obstacle is None and not plain):
+        input = tensors["input"]
+        batch = input if input.dim() == 5 else input.unsqueeze(0)
+        channels_last = _channels_last(block, batch, tensors)
+        if not plain:
+            conv = _cpu.Conv(
+                block.stride, block.padding, block.output_padding, block.groups, block.dilation
+            )
+            return _dispatch(tensors, conv, steps, channels_last, precision, memory)
+        output = _cpu.forward(block, tensors | {"input": batch}, channels_last, _cache_of(given[1]))
+        return output if input.dim() == 5 else output.squeeze(0)
     if obstacle is None:
         integers = _native.integers(stride, padding, output_padding, groups, dilation, norm_groups)
         try:
@@ -262,41 +295,48 @@ def _forward(
     return compose(block, tensors, activation, norm_groups, eps, post_activation, precision)
 
 
-def _forward_cpu(block: _native.Block, tensors: dict[str, Tensor], packed: Tensor) -> Tensor:
-    """Computes a block whose tensors have been checked one by one.
-
-    Args:
-        block: The block.
-        tensors: As they are computed with.
-        packed: The weight as the caller has it, whose packed form is kept.
-    """
+def _dispatch(
+    tensors: dict[str, Tensor],
+    conv: _cpu.Conv,
+    arguments: tuple[Activation, int | None, float, Activation],
+    channels_last: bool,
+    precision: str | None,
+    memory: str | None,
+) -> Tensor:
+    """Computes a block by the operators that PyTorch knows, so that it sees what is done."""
     input, weight = tensors["input"], tensors["weight"]
-    shape = block.output_shape(input.shape)
-    batched = input.dim() == 5
-    if not batched:
-        input = input.unsqueeze(0)
-    memory_format = _memory.output_format(block, input, weight, tensors.get("bias"))
-    output = torch.empty(shape, dtype=input.dtype, device="cpu", memory_format=memory_format)
-    # Under a mode that fakes what torch.empty makes, the output is no memory either.
-    _memory.check("output", output)
+    batch = input if input.dim() == 5 else input.unsqueeze(0)
+    vectors = [tensors.get(name) for name in ("bias", "norm_weight", "norm_bias")]
+    steps = _cpu.Steps.of(*arguments)
+    records = torch.is_grad_enabled() and any(t.requires_grad for t in tensors.values())
+    operators = _operators.OPERATORS
+    output: Tensor
+    if (steps.activation, steps.norm_groups, steps.post_activation) == (None, None, None):
+        output = operators.conv_transpose3d(
+            batch, weight, vectors[0], *conv, precision, channels_last
+        )
+    elif records and memory != "save":
+        output = operators.conv_transpose3d_block_training(
+            batch, weight, *vectors, *conv, *steps, precision, channels_last
+        )[0]
+    else:
+        output = operators.conv_transpose3d_block(
+            batch, weight, *vectors, *conv, *steps, precision, channels_last
+        )
+    return output if input.dim() == 5 else output.squeeze(0)
 
-    # `held` keeps the copies alive until the native call has returned.
-    held = {name: _memory.dense(tensor) for name, tensor in tensors.items() if name != "input"}
-    input = _memory.dense(input, keep_channels_last=True)
-    raw = {name: _memory.raw(name, tensor) for name, tensor in held.items()}
-    block.forward_cpu(
-        torch.get_num_threads(),
-        _memory.raw("input", input),
-        _memory.is_channels_last(input),
-        raw["weight"],
-        raw.get("bias"),
-        raw.get("norm_weight"),
-        raw.get("norm_bias"),
-        _memory.raw("output", output),
-        memory_format is torch.channels_last_3d,
-        _cache_of(packed),
-    )
-    return output if batched else output.squeeze(0)
+
+def _channels_last(block: _native.Block, input: Tensor, tensors: dict[str, Tensor]) -> bool:
+    """Whether PyTorch's output for a batched input would be channels_last_3d."""
+    memory_format = _memory.output_format(block, input, tensors["weight"], tensors.get("bias"))
+    return memory_format is torch.channels_last_3d
+
+
+def _triple(values: Sizes) -> Sequence[int]:
+    """One integer for all three axes, or a list or tuple of one or three."""
+    if isinstance(values, (tuple, list)):
+        return values * 3 if len(values) == 1 else values
+    return [values] * 3  # type: ignore[list-item]
 
 
 # Beside the parameters rather than in them, so that what copies and pickles them need not know.
@@ -321,3 +361,13 @@ def check_precision(precision: str | None) -> None:
     """
     if precision not in (None, "ieee", "tf32"):
         raise ValueError(f"precision must be one of ieee, tf32, got {precision!r}")
+
+
+def check_memory(memory: str | None) -> None:
+    """Refuses a name that is no way to use memory.
+
+    Raises:
+        ValueError: It is not "save" or None.
+    """
+    if memory not in (None, "save"):
+        raise ValueError(f"memory must be one of save, got {memory!r}")

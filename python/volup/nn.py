@@ -15,6 +15,7 @@ from volup._compose import Activation
 from volup.chain import Run, can_fuse, run_at
 from volup.functional import (
     Sizes,
+    check_memory,
     check_precision,
     conv_transpose3d,
     conv_transpose3d_block,
@@ -26,8 +27,7 @@ __all__ = ["ConvTranspose3d", "ConvTranspose3dBlock", "Decoder", "Sequential"]
 class ConvTranspose3d(torch.nn.ConvTranspose3d):
     """``torch.nn.ConvTranspose3d``, computed by :func:`volup.conv_transpose3d`.
 
-    Parameters, ``state_dict`` and initialization are PyTorch's. There are no gradients yet: in grad
-    mode it raises RuntimeError unless input and parameters do not require grad.
+    Parameters, ``state_dict`` and initialization are PyTorch's.
 
     Args:
         in_channels: Channels of the input.
@@ -133,9 +133,7 @@ class ConvTranspose3dBlock(torch.nn.Module):
     """ConvTranspose3d, activation, GroupNorm, activation: one layer, computed in one go.
 
     The parameters are those of its submodules ``conv`` and ``norm``, with PyTorch's initialization.
-    The block computes with these itself, so hooks of the submodules are not called. There are no
-    gradients yet: in grad mode it raises RuntimeError unless input and parameters do not require
-    grad.
+    The block computes with these itself, so hooks of the submodules are not called.
 
     Args:
         in_channels: Channels of the input.
@@ -153,6 +151,8 @@ class ConvTranspose3dBlock(torch.nn.Module):
         affine: Whether the normalization has a weight and a bias.
         post_activation: As ``activation``, after the normalization.
         precision: "ieee", "tf32" or None, see :func:`volup.conv_transpose3d`.
+        memory: None, or "save" to keep less for the gradients, see
+            :func:`volup.conv_transpose3d_block`.
         device: Of the parameters.
         dtype: Of the parameters.
 
@@ -162,6 +162,8 @@ class ConvTranspose3dBlock(torch.nn.Module):
 
     conv: ConvTranspose3d
     norm: torch.nn.GroupNorm | None
+    # On the class, so that a layer that was pickled without it has it too.
+    memory: str | None = None
 
     def __init__(
         self,
@@ -181,13 +183,16 @@ class ConvTranspose3dBlock(torch.nn.Module):
         affine: bool = True,
         post_activation: Activation = None,
         precision: str | None = None,
+        memory: str | None = None,
         device: Any = None,
         dtype: Any = None,
     ) -> None:
         """Initializes the parameters as PyTorch does."""
+        check_memory(memory)
         super().__init__()
         self.activation = activation
         self.post_activation = post_activation
+        self.memory = memory
         self.conv = ConvTranspose3d(
             in_channels,
             out_channels,
@@ -252,11 +257,13 @@ class ConvTranspose3dBlock(torch.nn.Module):
             eps=1e-5 if norm is None else norm.eps,
             post_activation=self.post_activation,
             precision=conv.precision,
+            memory=self.memory,
         )
 
     def extra_repr(self) -> str:
-        """The activations; the submodules show the rest."""
-        return f"activation={self.activation!r}, post_activation={self.post_activation!r}"
+        """The activations, and how memory is used; the submodules show the rest."""
+        memory = f", memory={self.memory!r}" if self.memory else ""
+        return f"activation={self.activation!r}, post_activation={self.post_activation!r}{memory}"
 
 
 class Sequential(torch.nn.Sequential):
@@ -285,6 +292,7 @@ class Sequential(torch.nn.Sequential):
 
 def _fused(run: Run, input: Tensor) -> Tensor:
     conv, norm = run.conv, run.norm
+    parameters: dict[str, Any] = run.parameters
     output = conv_transpose3d_block(
         input,
         stride=conv.stride,
@@ -297,7 +305,7 @@ def _fused(run: Run, input: Tensor) -> Tensor:
         eps=1e-5 if norm is None else norm.eps,
         post_activation=run.post_activation,
         precision=getattr(conv, "precision", None),
-        **run.parameters,
+        **parameters,
     )
     if norm is not None and input.is_cuda and torch.is_autocast_enabled("cuda"):
         # There PyTorch normalizes in float32 and leaves it at that (float64 stays what it is).

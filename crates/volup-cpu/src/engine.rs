@@ -4,9 +4,9 @@ use crate::conv::{Isa, Tables};
 use crate::forward::{Forward, Scratch, Shared};
 use crate::layer::{CpuLayer, ParametersRef};
 use crate::math::{Moments, Real};
-use crate::norm::Norm;
+use crate::norm::{Norm, Piece, pieces};
 use crate::plan::{CpuInfo, Plan};
-use crate::{Storage, buffer};
+use crate::{Storage, Volume, buffer};
 use std::cell::RefCell;
 use std::mem::MaybeUninit;
 use std::sync::Mutex;
@@ -19,7 +19,7 @@ use volup::{
 /// Computes blocks on the host's cores.
 pub struct CpuEngine {
     isa: Isa,
-    tables: Tables,
+    pub(crate) tables: Tables,
     threads: usize,
     team: Team,
 }
@@ -89,7 +89,7 @@ impl CpuEngine {
         self.plan(layer, geometry).to_string()
     }
 
-    fn cpu<T: Storage>(&self) -> CpuInfo {
+    pub(crate) fn cpu<T: Storage>(&self) -> CpuInfo {
         CpuInfo::new(<T::Acc as Real>::kernels(&self.tables), self.threads)
     }
 
@@ -112,55 +112,77 @@ impl CpuEngine {
         output: &mut [MaybeUninit<T>],
         output_format: MemoryFormat,
     ) -> Result<()> {
-        if geometry.conv() != layer.block.conv() {
-            let (got, expected) = (geometry.conv().weight_shape(), layer.block.conv().weight_shape());
-            return Err(Error::Shape { param: "weight", got: got.to_vec(), expected: expected.to_vec() });
-        }
-        for (param, got, shape) in [
-            ("input", input.len(), geometry.input_shape()),
-            ("output", output.len(), geometry.output_shape()),
-        ] {
-            let expected = shape.iter().product();
-            if got != expected {
-                return Err(Error::Length { param, got, expected });
-            }
-        }
+        check_geometry(layer, geometry)?;
+        check_length("input", input.len(), &geometry.input_shape())?;
+        check_length("output", output.len(), &geometry.output_shape())?;
         if geometry.batch() == 0 {
             return Ok(());
         }
-        buffer::advise_huge_pages(output);
-        let plan = self.plan(layer, geometry);
-        let spec = layer.block.norm();
-        let lines = geometry.batch() * geometry.conv().out_channels();
-        let mut moments = vec![Moments::default(); spec.map_or(0, |_| lines * plan.tiles_per_sample())];
-        let forward = Forward {
-            layer,
-            plan: &plan,
-            kernels: <T::Acc as Real>::kernels(&self.tables),
-            cpu: self.cpu::<T>(),
-            input,
-            input_format,
-            output: Shared(output.as_mut_ptr().cast::<T>()),
-            output_format,
-            streams: plan.streams(size_of::<T>()),
-            moments: spec.map(|_| Shared(moments.as_mut_ptr())),
-        };
-        self.for_each(plan.tasks(), |task| SCRATCH.with_borrow_mut(|scratch| forward.run(task, scratch)));
-        if let Some(spec) = spec {
+        let input = Volume { values: input, format: input_format };
+        let (moments, tiles) = self.convolve(layer, geometry, input, output, output_format, false);
+        if let Some(spec) = layer.block.norm() {
             // SAFETY: the tasks covered every output, so all of them are initialized.
             let output = unsafe { &mut *(std::ptr::from_mut(output) as *mut [T]) };
-            let norm = Norm { layer, spec, geometry, kernels: forward.kernels, format: output_format };
-            let scales = norm.scales(&moments, plan.tiles_per_sample());
-            let pieces: Vec<Mutex<_>> = norm.pieces(output).into_iter().map(Mutex::new).collect();
-            self.for_each(pieces.len(), |index| {
-                norm.apply(&scales, &mut pieces[index].lock().expect("a piece is taken once"));
+            let kernels = <T::Acc as Real>::kernels(&self.tables);
+            let norm = Norm { layer, spec, geometry, kernels, format: output_format, activation: None };
+            let scales = norm.scales(&norm.statistics(&moments, tiles));
+            self.for_each_piece(pieces(geometry, output_format, output), |mut piece| {
+                norm.apply(&scales, &mut piece);
             });
         }
         Ok(())
     }
 
+    /// Runs the tasks of a layer's convolution, up to the normalization or, if the output is to be
+    /// the convolution's own (`bare`), to the bias. Returns the moments [N][Cout][tiles] of the
+    /// activation's output where the block normalizes it, and the number of tiles.
+    pub(crate) fn convolve<T: Storage>(
+        &self,
+        layer: &CpuLayer<T>,
+        geometry: &Geometry,
+        input: Volume<'_, T>,
+        output: &mut [MaybeUninit<T>],
+        output_format: MemoryFormat,
+        bare: bool,
+    ) -> (Vec<Moments>, usize) {
+        buffer::advise_huge_pages(output);
+        let plan = self.plan(layer, geometry);
+        let lines = geometry.batch() * geometry.conv().out_channels();
+        let normalizes = layer.block.norm().is_some();
+        let mut moments =
+            vec![Moments::default(); if normalizes { lines * plan.tiles_per_sample() } else { 0 }];
+        let forward = Forward {
+            layer,
+            plan: &plan,
+            kernels: <T::Acc as Real>::kernels(&self.tables),
+            cpu: self.cpu::<T>(),
+            input: input.values,
+            input_format: input.format,
+            output: Shared(output.as_mut_ptr().cast::<T>()),
+            output_format,
+            bare,
+            streams: plan.streams(size_of::<T>()),
+            moments: normalizes.then_some(Shared(moments.as_mut_ptr())),
+        };
+        self.for_each(plan.tasks(), |task| SCRATCH.with_borrow_mut(|scratch| forward.run(task, scratch)));
+        (moments, plan.tiles_per_sample())
+    }
+
+    /// Calls `run` once for every piece, on all threads.
+    pub(crate) fn for_each_piece<T: Send>(
+        &self,
+        pieces: Vec<Piece<'_, T>>,
+        run: impl Fn(Piece<'_, T>) + Sync,
+    ) {
+        let pieces: Vec<Mutex<Option<_>>> = pieces.into_iter().map(|piece| Mutex::new(Some(piece))).collect();
+        self.for_each(pieces.len(), |index| {
+            let piece = pieces[index].lock().ok().and_then(|mut piece| piece.take());
+            run(piece.expect("a piece is taken once"));
+        });
+    }
+
     /// Calls `run` once for every index below `count`, on all threads.
-    fn for_each(&self, count: usize, run: impl Fn(usize) + Sync) {
+    pub(crate) fn for_each(&self, count: usize, run: impl Fn(usize) + Sync) {
         let next = AtomicUsize::new(0);
         let work = || {
             loop {
@@ -194,6 +216,21 @@ impl CpuEngine {
         unsafe { output.set_len(len) };
         Tensor::with_format(&shape[5 - input.shape().len()..], format, T::into_data(output))
     }
+}
+
+/// Refuses a geometry of another convolution than the layer's.
+pub(crate) fn check_geometry<T: Storage>(layer: &CpuLayer<T>, geometry: &Geometry) -> Result<()> {
+    if geometry.conv() == layer.block.conv() {
+        return Ok(());
+    }
+    let (got, expected) = (geometry.conv().weight_shape(), layer.block.conv().weight_shape());
+    Err(Error::Shape { param: "weight", got: got.to_vec(), expected: expected.to_vec() })
+}
+
+/// Refuses a buffer that does not hold as many elements as its shape asks for.
+pub(crate) fn check_length(param: &'static str, got: usize, shape: &[usize]) -> Result<()> {
+    let expected = shape.iter().product();
+    if got == expected { Ok(()) } else { Err(Error::Length { param, got, expected }) }
 }
 
 impl Default for CpuEngine {

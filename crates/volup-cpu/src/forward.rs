@@ -25,6 +25,7 @@ pub(crate) struct Scratch {
     /// [phase of the width][channel of the block][position]
     sums: Buffer,
     line: Buffer,
+    activated: Buffer,
     taps: Vec<TapOffset>,
 }
 
@@ -38,6 +39,9 @@ pub(crate) struct Forward<'a, T: Storage> {
     pub input_format: MemoryFormat,
     pub output: Shared<T>,
     pub output_format: MemoryFormat,
+    /// Whether the output is to be the convolution's own, before the activation; the moments are
+    /// those of the activation's output all the same.
+    pub bare: bool,
     /// Whether the output is written past the caches.
     pub streams: bool,
     /// [N][Cout][tiles], where the block has a normalization.
@@ -221,17 +225,18 @@ impl<T: Storage> Forward<'_, T> {
         let end = (columns.end.saturating_mul(axis.stride) - axis.padding).min(axis.output);
         let spec = &self.layer.block;
         let post = if spec.norm().is_none() { spec.post_activation() } else { None };
+        let activations = if self.bare { [None; 2] } else { [spec.activation(), post] };
         let sums = scratch.sums.get::<T::Acc>(phases * CO_BLOCK * len);
         let interleaved = scratch.line.get::<T::Acc>(end - first);
+        let activated = scratch.activated.get::<T::Acc>(end - first);
         for (lane, moments) in moments[..block.count].iter_mut().enumerate() {
             let channel = self.channel(slab.task, block, lane);
             let channels = self.plan.geometry.conv().out_channels();
             let bias = self.layer.bias.as_ref().map(|bias| bias[channel % channels]);
-            if bias.is_some() || spec.activation().is_some() || post.is_some() {
+            if bias.is_some() || activations.iter().any(Option::is_some) {
                 // All rows at once, in whole vectors; what lies between the rows does not matter.
                 for phase in 0..phases {
                     let line = &mut sums[(phase * CO_BLOCK + lane) * len..][..len];
-                    let activations = [spec.activation(), post];
                     // SAFETY: the kernels are those of this CPU.
                     unsafe { (self.kernels.finish)(line, bias.unwrap_or_default(), activations) };
                 }
@@ -240,8 +245,18 @@ impl<T: Storage> Forward<'_, T> {
                 let start = lane * len + (row - rows.rows.start) * slab.pitch;
                 let line = self.row(&sums[start..], CO_BLOCK * len, first, columns.start, interleaved);
                 if self.moments.is_some() {
+                    let mut of = line;
+                    if self.bare {
+                        // Of what is stored: the backward pass knows no other values.
+                        activated.copy_from_slice(line);
+                        T::round(activated);
+                        let (bias, activations) = (T::Acc::default(), [spec.activation(), None]);
+                        // SAFETY: the kernels are those of this CPU.
+                        unsafe { (self.kernels.finish)(activated, bias, activations) };
+                        of = activated;
+                    }
                     // SAFETY: the kernels are those of this CPU.
-                    *moments = moments.merge(unsafe { (self.kernels.moments)(line) });
+                    *moments = moments.merge(unsafe { (self.kernels.moments)(of) });
                 }
                 self.write(line, slab.task, channel, rows, row, first);
             }

@@ -1,7 +1,9 @@
 //! A block's parameters, checked and packed for the kernels.
 
 use crate::Storage;
+use crate::backward::input::TransposedWeights;
 use crate::buffer::Buffer;
+use std::sync::OnceLock;
 use volup::{BlockSpec, ConvSpec, Error, Result};
 
 /// Channels of a block of packed weights; a kernel takes as many of them at once as its registers
@@ -56,7 +58,7 @@ pub(crate) struct ChannelBlock {
     pub width: usize,
 }
 
-fn channel_blocks(channels: usize) -> Vec<ChannelBlock> {
+pub(crate) fn channel_blocks(channels: usize) -> Vec<ChannelBlock> {
     let starts = (0..channels).step_by(CO_BLOCK);
     starts
         .map(|start| {
@@ -84,6 +86,8 @@ pub struct CpuLayer<T: Storage> {
     /// Whether all weights are finite: only then may a kernel multiply them with zeros beyond the
     /// input's borders.
     pub(crate) finite: bool,
+    /// The weights as the gradient of the input takes them, packed when it is first asked for.
+    transposed: OnceLock<TransposedWeights>,
 }
 
 impl<T: Storage> CpuLayer<T> {
@@ -118,6 +122,7 @@ impl<T: Storage> CpuLayer<T> {
             blocks: channel_blocks(channels / conv.groups()),
             group_weights: 0,
             finite: parameters.weight.iter().all(|v| (v.to_acc() - v.to_acc()) == T::Acc::default()),
+            transposed: OnceLock::new(),
         };
         layer.pack(conv, parameters.weight);
         Ok(layer)
@@ -160,6 +165,32 @@ impl<T: Storage> CpuLayer<T> {
             }
         }
         slots
+    }
+
+    /// The weights as the gradient of the input takes them.
+    pub(crate) fn transposed(&self) -> &TransposedWeights {
+        self.transposed.get_or_init(|| TransposedWeights::new(self.block.conv(), &self.unpack()))
+    }
+
+    /// The weights in PyTorch's order.
+    fn unpack(&self) -> Vec<T::Acc> {
+        let [in_channels, group_out, ..] = self.block.conv().weight_shape();
+        let group_in = in_channels / self.block.conv().groups();
+        let slots = self.slots();
+        let packed = self.weights.as_slice::<T::Acc>();
+        let mut weight = Vec::with_capacity(in_channels * group_out * slots.len());
+        for channel in 0..in_channels {
+            let (group, ci) = (channel / group_in, channel % group_in);
+            for block in &self.blocks {
+                let start = group * self.group_weights + group_in * slots.len() * block.start;
+                for lane in 0..block.count {
+                    weight.extend(slots.iter().map(|&(before, here, index)| {
+                        packed[start + (before * group_in + ci * here + index) * block.width + lane]
+                    }));
+                }
+            }
+        }
+        weight
     }
 
     /// Lays the weights out as the type's documentation says.

@@ -146,14 +146,14 @@ impl Real for f64 {
 }
 
 #[inline(always)]
-fn sigmoid<T: Real>(x: T) -> T {
+pub(crate) fn sigmoid<T: Real>(x: T) -> T {
     let one = T::from_f64(1.0);
     one / (one + (T::ZERO - x).exp())
 }
 
 /// Applies an activation to every element.
 #[inline(always)]
-fn activate<T: Real>(line: &mut [T], activation: Activation) {
+pub(crate) fn activate<T: Real>(line: &mut [T], activation: Activation) {
     #[inline(always)]
     fn each<T: Copy>(line: &mut [T], f: impl Fn(T) -> T) {
         for value in line {
@@ -259,7 +259,7 @@ impl Moments {
 
 /// Sums `f` over a line in 32 independent partial sums, which vectorize and lose less to rounding.
 #[inline(always)]
-fn sum<T: Real>(line: &[T], f: impl Fn(T) -> T) -> T {
+pub(crate) fn sum<T: Real>(line: &[T], f: impl Fn(T) -> T) -> T {
     const WIDTH: usize = 32;
     let mut sums = [T::ZERO; WIDTH];
     let chunks = line.chunks_exact(WIDTH);

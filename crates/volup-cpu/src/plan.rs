@@ -25,10 +25,10 @@ pub(crate) struct CpuInfo {
 
 /// Bytes that a slab may take: it is read once for each phase and block of channels, and so should
 /// stay in the L2 cache.
-const SLAB_BYTES: usize = 384 << 10;
+pub(crate) const SLAB_BYTES: usize = 384 << 10;
 
 /// Bytes of sums that a kernel call leaves behind for the epilogue, to be found in the L1 cache.
-const SUMS_BYTES: usize = 16 << 10;
+pub(crate) const SUMS_BYTES: usize = 16 << 10;
 
 /// Bytes of output above which it is written past the caches.
 const STREAM_BYTES: usize = 32 << 20;
@@ -257,7 +257,7 @@ impl Plan {
 }
 
 /// Sizes that cut `len` into equal parts: the whole, halves, thirds, quarters, then ever finer.
-fn splits_of(len: usize) -> impl Iterator<Item = usize> {
+pub(crate) fn splits_of(len: usize) -> impl Iterator<Item = usize> {
     let mut parts = 1;
     let mut last = 0;
     std::iter::from_fn(move || {

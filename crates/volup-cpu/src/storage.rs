@@ -9,6 +9,10 @@ use volup::{Element, bf16, f16};
 pub trait Storage: Element<Acc: Real> {
     /// Widens a line to the accumulator, exactly.
     fn widen(from: &[Self], to: &mut [Self::Acc]);
+    /// A line widened: itself if it needs none, else written to the start of `to`.
+    fn widened<'a>(from: &'a [Self], to: &'a mut [Self::Acc]) -> &'a [Self::Acc];
+    /// Rounds a line to what the type stores.
+    fn round(line: &mut [Self::Acc]);
     /// Writes a line, each value rounded to nearest, ties to even.
     ///
     /// # Safety
@@ -30,6 +34,10 @@ macro_rules! same {
             fn widen(from: &[$type], to: &mut [$type]) {
                 to.copy_from_slice(from);
             }
+            fn widened<'a>(from: &'a [$type], _: &'a mut [$type]) -> &'a [$type] {
+                from
+            }
+            fn round(_: &mut [$type]) {}
             unsafe fn store(from: &[$type], to: *mut $type) {
                 // SAFETY: the caller's contract; a line of sums is scratch memory of its own.
                 unsafe { to.copy_from_nonoverlapping(from.as_ptr(), from.len()) };
@@ -55,6 +63,19 @@ macro_rules! half {
         impl Storage for $type {
             fn widen(from: &[$type], to: &mut [f32]) {
                 from.convert_to_f32_slice(to);
+            }
+            fn widened<'a>(from: &'a [$type], to: &'a mut [f32]) -> &'a [f32] {
+                let to = &mut to[..from.len()];
+                Self::widen(from, to);
+                to
+            }
+            fn round(line: &mut [f32]) {
+                let mut rounded = [<$type>::ZERO; PIECE];
+                for piece in line.chunks_mut(PIECE) {
+                    let rounded = &mut rounded[..piece.len()];
+                    rounded.convert_from_f32_slice(piece);
+                    rounded.convert_to_f32_slice(piece);
+                }
             }
             unsafe fn store(from: &[f32], to: *mut $type) {
                 let mut rounded = [<$type>::ZERO; PIECE];

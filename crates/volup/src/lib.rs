@@ -10,6 +10,7 @@ pub mod reference;
 mod spec;
 mod tensor;
 pub mod testing;
+mod training;
 
 pub use block::{Activation, BlockSpec, Finite, NormSpec, Parameters};
 pub use engine::Engine;
@@ -18,3 +19,4 @@ pub use half::{bf16, f16};
 pub use precision::Precision;
 pub use spec::{AXES, Axis, ConvSpec, ConvSpecBuilder, Geometry, Triple};
 pub use tensor::{DType, Data, Element, MemoryFormat, Tensor};
+pub use training::{Gradients, Saved, Training, Wanted};

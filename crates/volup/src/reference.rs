@@ -33,7 +33,10 @@
 //!   numbers which are larger by as much: `e = q*m + (n + 2) * u * (1 + q)*m`. Operands that `r`
 //!   rounds to themselves, such as small whole numbers, must still give the one right answer.
 
+mod gradients;
+
 use crate::{Activation, Axis, BlockSpec, DType, Geometry, NormSpec, Parameters, Tensor, bf16, f16};
+pub use gradients::{activation_gradient, backward, statistics};
 
 /// The longest chain of additions that a statistic may be made of, in roundings.
 const STATISTIC_ROUNDINGS: f64 = 64.0;
@@ -168,6 +171,15 @@ fn lipschitz(activation: Activation) -> f64 {
     }
 }
 
+/// The roundings of an activation itself at an argument of magnitude `x`, as a multiple of the unit.
+fn evaluation(activation: Activation, x: f64) -> f64 {
+    match activation {
+        Activation::Relu => 0.0,
+        Activation::LeakyRelu(slope) => slope.get().abs() * x,
+        _ => EVALUATION_ROUNDINGS * (x + 1.0),
+    }
+}
+
 /// The (input, tap) pairs that reach output `o`, in ascending tap.
 fn pairs(axis: &Axis, o: usize) -> Vec<(usize, usize)> {
     (0..axis.kernel)
@@ -251,18 +263,48 @@ pub fn forward(
     operand_roundoff: f64,
 ) -> Expected {
     let unit = Rounding::of(input.dtype(), operand_roundoff);
+    let out = convolution(geometry, parameters, input, &unit);
+    follow(out, block, geometry, parameters, &unit)
+}
+
+/// As [`forward`], for an engine that stores the convolution's output before it goes on.
+///
+/// # Panics
+/// As [`forward`].
+pub fn forward_for_training(
+    block: &BlockSpec,
+    geometry: &Geometry,
+    parameters: &Parameters,
+    input: &Tensor,
+    operand_roundoff: f64,
+) -> Expected {
+    let unit = Rounding::of(input.dtype(), operand_roundoff);
     let mut out = convolution(geometry, parameters, input, &unit);
+    if *block != BlockSpec::from(*block.conv()) {
+        store(&mut out, &unit);
+    }
+    follow(out, block, geometry, parameters, &unit)
+}
+
+/// What follows the convolution.
+fn follow(
+    mut out: Expected,
+    block: &BlockSpec,
+    geometry: &Geometry,
+    parameters: &Parameters,
+    unit: &Rounding,
+) -> Expected {
     if let Some(activation) = block.activation() {
-        activate(&mut out, activation, &unit);
+        activate(&mut out, activation, unit);
     }
     if let Some(norm) = block.norm() {
-        store(&mut out, &unit);
-        normalize(&mut out, geometry, norm, parameters, &unit);
+        store(&mut out, unit);
+        normalize(&mut out, geometry, norm, parameters, unit);
     }
     if let Some(activation) = block.post_activation() {
-        activate(&mut out, activation, &unit);
+        activate(&mut out, activation, unit);
     }
-    store(&mut out, &unit);
+    store(&mut out, unit);
     out
 }
 
@@ -291,12 +333,7 @@ fn convolution(geometry: &Geometry, parameters: &Parameters, input: &Tensor, uni
 fn activate(out: &mut Expected, function: Activation, unit: &Rounding) {
     for (value, bound) in out.values.iter_mut().zip(&mut out.bounds) {
         let x = if value.is_finite() { value.abs() } else { 0.0 };
-        let evaluation = match function {
-            Activation::Relu => 0.0,
-            Activation::LeakyRelu(slope) => slope.get().abs() * x,
-            _ => EVALUATION_ROUNDINGS * (x + 1.0),
-        };
-        *bound = lipschitz(function) * *bound + evaluation * unit.acc + unit.acc_tiny;
+        *bound = lipschitz(function) * *bound + evaluation(function, x) * unit.acc + unit.acc_tiny;
         *value = activation(function, *value);
     }
 }

@@ -4,7 +4,8 @@
 //! vectors of the input at a tap's offset (an unaligned load, no copy), broadcasts `CO` weights and
 //! does `CO * NV` multiply-adds into accumulators that stay in registers over all channels and taps.
 
-use crate::math::{Moments, Real, finish_line, interleave, moments, normalize_line, normalize_voxel};
+use crate::math::{Moments, Real, finish_line, interleave, moments, normalize_line, normalize_voxel, sum};
+use crate::slope::{self, EpilogueLine};
 use volup::Activation;
 
 /// A vector type of one instruction set.
@@ -61,6 +62,9 @@ pub struct Accumulate<'a, T> {
     pub co: usize,
 }
 
+/// See [`Kernels::norm_sums`].
+type NormSums<T> = unsafe fn(&mut [T], &[T], &EpilogueLine<T>) -> [T; 2];
+
 /// The functions of one instruction set for one accumulator type.
 ///
 /// # Safety
@@ -73,6 +77,9 @@ pub struct Kernels<T> {
     /// Sums over channels and taps. The caller guarantees that the slab is readable at all taps of
     /// all positions, rounded up to whole vectors, and `out` writable likewise.
     pub accumulate: unsafe fn(&Accumulate<'_, T>),
+    /// The same with the taps one after the other: for few taps of many channels, whose memory is then
+    /// read from front to back.
+    pub accumulate_by_taps: unsafe fn(&Accumulate<'_, T>),
     /// Copies a line past the caches, to memory that is valid for as many elements and that nobody
     /// reads before [`fence`].
     pub stream: unsafe fn(&[T], *mut T),
@@ -86,6 +93,42 @@ pub struct Kernels<T> {
     pub normalize: unsafe fn(&mut [T], T, T, T, Option<Activation>),
     /// The same for the channels of one voxel, each with its own mean, scale and shift.
     pub normalize_voxel: unsafe fn(&mut [T], [&[T]; 3], Option<Activation>),
+    /// Takes a line of two in turn apart.
+    pub deinterleave: unsafe fn(&[T], &mut [T], &mut [T]),
+    /// The sum of a line, in parallel partial sums.
+    pub sum: unsafe fn(&[T]) -> T,
+    /// The sums that the gradient of a normalization needs, of a line of at most
+    /// [`slope::PIECE`] elements of the output's gradient, which is overwritten, and the
+    /// convolution's output.
+    pub norm_sums: NormSums<T>,
+    /// Turns a line of at most [`slope::PIECE`] elements of the output's gradient into that of the
+    /// convolution's output, in place.
+    pub epilogue_gradient: unsafe fn(&mut [T], &[T], &EpilogueLine<T>),
+}
+
+/// The multiply-adds of one tap of one channel.
+///
+/// # Safety
+/// `x` must be readable for `NV` vectors and `w` for `CO` weights.
+#[inline(always)]
+unsafe fn step<S: Simd, const CO: usize, const NV: usize>(
+    sums: &mut [[S::V; NV]; CO],
+    x: *const S::T,
+    w: *const S::T,
+) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let mut row = [S::splat(S::T::ZERO); NV];
+        for (v, vector) in row.iter_mut().enumerate() {
+            *vector = S::load(x.add(v * S::LANES));
+        }
+        for (co, sums) in sums.iter_mut().enumerate() {
+            let weight = S::splat(*w.add(co));
+            for (sum, &vector) in sums.iter_mut().zip(&row) {
+                *sum = S::mul_add(vector, weight, *sum);
+            }
+        }
+    }
 }
 
 /// Sums one register tile.
@@ -93,29 +136,31 @@ pub struct Kernels<T> {
 /// # Safety
 /// As [`Kernels::accumulate`], for `NV` vectors from position `start`.
 #[inline(always)]
-unsafe fn tile<S: Simd, const CO: usize, const NV: usize>(args: &Accumulate<'_, S::T>, start: usize) {
+unsafe fn tile<S: Simd, const CO: usize, const NV: usize, const BY_TAPS: bool>(
+    args: &Accumulate<'_, S::T>,
+    start: usize,
+) {
     // SAFETY: the caller guarantees every address below; they are the ones its contract lists.
     unsafe {
         let mut sums = [[S::splat(S::T::ZERO); NV]; CO];
-        let mut x_channel = args.x.add(start);
-        let mut w_channel = args.weights;
-        for _ in 0..args.channels {
+        if BY_TAPS {
             for tap in args.taps {
-                let x = x_channel.add(tap.x);
-                let w = w_channel.add(tap.w);
-                let mut row = [S::splat(S::T::ZERO); NV];
-                for (v, vector) in row.iter_mut().enumerate() {
-                    *vector = S::load(x.add(v * S::LANES));
-                }
-                for (co, sums) in sums.iter_mut().enumerate() {
-                    let weight = S::splat(*w.add(co));
-                    for (sum, &vector) in sums.iter_mut().zip(&row) {
-                        *sum = S::mul_add(vector, weight, *sum);
-                    }
+                let (mut x, mut w) = (args.x.add(start + tap.x), args.weights.add(tap.w));
+                for _ in 0..args.channels {
+                    step::<S, CO, NV>(&mut sums, x, w);
+                    x = x.add(args.x_channel);
+                    w = w.add(args.w_channel);
                 }
             }
-            x_channel = x_channel.add(args.x_channel);
-            w_channel = w_channel.add(args.w_channel);
+        } else {
+            let (mut x, mut w) = (args.x.add(start), args.weights);
+            for _ in 0..args.channels {
+                for tap in args.taps {
+                    step::<S, CO, NV>(&mut sums, x.add(tap.x), w.add(tap.w));
+                }
+                x = x.add(args.x_channel);
+                w = w.add(args.w_channel);
+            }
         }
         for (co, sums) in sums.iter().enumerate() {
             for (v, &sum) in sums.iter().enumerate() {
@@ -130,21 +175,21 @@ unsafe fn tile<S: Simd, const CO: usize, const NV: usize>(args: &Accumulate<'_, 
 /// # Safety
 /// As [`Kernels::accumulate`].
 #[inline(always)]
-unsafe fn row<S: Simd, const CO: usize, const NV: usize>(args: &Accumulate<'_, S::T>) {
+unsafe fn row<S: Simd, const CO: usize, const NV: usize, const BY_TAPS: bool>(args: &Accumulate<'_, S::T>) {
     let vectors = args.len.div_ceil(S::LANES);
     let mut done = 0;
     // SAFETY: tiles stay within the positions rounded up to whole vectors.
     unsafe {
         while done + NV <= vectors {
-            tile::<S, CO, NV>(args, done * S::LANES);
+            tile::<S, CO, NV, BY_TAPS>(args, done * S::LANES);
             done += NV;
         }
         while done + 2 <= vectors {
-            tile::<S, CO, 2>(args, done * S::LANES);
+            tile::<S, CO, 2, BY_TAPS>(args, done * S::LANES);
             done += 2;
         }
         if done < vectors {
-            tile::<S, CO, 1>(args, done * S::LANES);
+            tile::<S, CO, 1, BY_TAPS>(args, done * S::LANES);
         }
     }
 }
@@ -286,12 +331,17 @@ macro_rules! kernels {
             lanes: <$simd as Simd>::LANES,
             co_block: $co,
             accumulate: $module::accumulate,
+            accumulate_by_taps: $module::accumulate_by_taps,
             stream: $module::stream,
             interleave: $module::interleave_pairs,
             finish: $module::finish,
             moments: $module::moments_of,
             normalize: $module::normalize,
             normalize_voxel: $module::normalize_each,
+            deinterleave: $module::deinterleave,
+            sum: $module::sum_of,
+            norm_sums: $module::norm_sums,
+            epilogue_gradient: $module::epilogue_gradient,
         };
         mod $module {
             use super::*;
@@ -302,7 +352,18 @@ macro_rules! kernels {
                 // SAFETY: the caller's contract is handed on.
                 unsafe {
                     match args.co {
-                        $($tile_co => row::<$simd, $tile_co, $tile_nv>(args),)*
+                        $($tile_co => row::<$simd, $tile_co, $tile_nv, false>(args),)*
+                        other => unreachable!("no tile of {other} channels"),
+                    }
+                }
+            }
+
+            $(#[$feature])*
+            pub(super) unsafe fn accumulate_by_taps(args: &Accumulate<'_, T>) {
+                // SAFETY: the caller's contract is handed on.
+                unsafe {
+                    match args.co {
+                        $($tile_co => row::<$simd, $tile_co, $tile_nv, true>(args),)*
                         other => unreachable!("no tile of {other} channels"),
                     }
                 }
@@ -337,6 +398,26 @@ macro_rules! kernels {
             $(#[$feature])*
             pub(super) unsafe fn normalize_each(line: &mut [T], scales: [&[T]; 3], post: Option<Activation>) {
                 normalize_voxel(line, scales, post);
+            }
+
+            $(#[$feature])*
+            pub(super) unsafe fn deinterleave(line: &[T], even: &mut [T], odd: &mut [T]) {
+                slope::deinterleave(line, even, odd);
+            }
+
+            $(#[$feature])*
+            pub(super) unsafe fn sum_of(line: &[T]) -> T {
+                sum(line, |value| value)
+            }
+
+            $(#[$feature])*
+            pub(super) unsafe fn norm_sums(gradient: &mut [T], convolution: &[T], line: &EpilogueLine<T>) -> [T; 2] {
+                slope::norm_sums(gradient, convolution, line)
+            }
+
+            $(#[$feature])*
+            pub(super) unsafe fn epilogue_gradient(gradient: &mut [T], convolution: &[T], line: &EpilogueLine<T>) {
+                slope::epilogue_gradient(gradient, convolution, line);
             }
         }
     };

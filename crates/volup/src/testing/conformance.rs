@@ -37,14 +37,14 @@ pub fn random_runs<E: Engine>(engine: &E, count: u64) {
     report(engine, random_suite(engine, count));
 }
 
-fn report<E: Engine>(engine: &E, outcome: Outcome) {
+pub(super) fn report<E: Engine>(engine: &E, outcome: Outcome) {
     if let Err(failure) = outcome {
         panic!("{failure}\nengine: {:?}", engine.describe());
     }
 }
 
 /// Nothing, or what failed and where.
-type Outcome = std::result::Result<(), String>;
+pub(super) type Outcome = std::result::Result<(), String>;
 
 /// Cheap checks first, so that an engine at its start fails fast.
 fn suite<E: Engine>(engine: &E, cases: &[Case]) -> Outcome {
@@ -75,28 +75,30 @@ fn random_suite<E: Engine>(engine: &E, count: u64) -> Outcome {
 }
 
 /// One case with its tensors.
-struct Run<'a> {
-    case: &'a Case,
-    what: String,
-    input: Tensor,
-    parameters: Parameters,
-    exact: bool,
+pub(super) struct Run<'a> {
+    pub case: &'a Case,
+    pub what: String,
+    pub input: Tensor,
+    pub parameters: Parameters,
+    pub exact: bool,
 }
 
 impl<'a> Run<'a> {
-    fn new(case: &'a Case, dtype: DType, fill: Fill, seed: u64) -> Run<'a> {
+    pub fn new(case: &'a Case, dtype: DType, fill: Fill, seed: u64) -> Run<'a> {
         let (input, parameters) = case.inputs(dtype, fill, seed);
         let exact = fill == Fill::Integer && case.is_exact_on_integers();
         Run { case, what: format!("{dtype}, {fill:?}"), input, parameters, exact }
     }
 
-    fn expected<E: Engine>(&self, engine: &E) -> Expected {
+    pub fn expected<E: Engine>(&self, engine: &E) -> Expected {
         let roundoff = engine.operand_roundoff(self.input.dtype());
         let geometry = self.case.geometry();
         let expected = forward(&self.case.block, &geometry, &self.parameters, &self.input, roundoff);
-        if !self.exact {
-            return expected;
-        }
+        if self.exact { self.rounded_once(expected) } else { expected }
+    }
+
+    /// The one right result where every sum is exact.
+    pub fn rounded_once(&self, expected: Expected) -> Expected {
         let round = |&value: &f64| with_element!(self.input.dtype(), T => T::from_f64(value).to_f64());
         let values = expected.values.iter().map(round).collect();
         Expected { values, bounds: vec![0.0; expected.bounds.len()] }
@@ -104,17 +106,22 @@ impl<'a> Run<'a> {
 
     fn output<E: Engine>(&self, engine: &E, layer: &E::Layer) -> Result<Tensor> {
         let output = engine.download(engine.forward(layer, &engine.upload(self.input.clone())?)?)?;
-        let (param, expected) = ("output", self.case.output_shape());
-        if output.shape() != expected {
-            return Err(Error::Shape { param, got: output.shape().to_vec(), expected });
+        self.expect("output", output, &self.case.output_shape())
+    }
+
+    /// The tensor, if it is of a shape and of the input's type and memory format.
+    pub fn expect(&self, param: &'static str, tensor: Tensor, expected: &[usize]) -> Result<Tensor> {
+        if tensor.shape() != expected {
+            let (got, expected) = (tensor.shape().to_vec(), expected.to_vec());
+            return Err(Error::Shape { param, got, expected });
         }
-        if output.dtype() != self.input.dtype() {
-            return Err(Error::DTypeMismatch { param, got: output.dtype(), expected: self.input.dtype() });
+        if tensor.dtype() != self.input.dtype() {
+            return Err(Error::DTypeMismatch { param, got: tensor.dtype(), expected: self.input.dtype() });
         }
-        if output.format() != self.input.format() {
-            return Err(Error::Format { param, got: output.format(), expected: self.input.format() });
+        if tensor.format() != self.input.format() {
+            return Err(Error::Format { param, got: tensor.format(), expected: self.input.format() });
         }
-        Ok(output)
+        Ok(tensor)
     }
 
     fn deviation<E: Engine>(&self, engine: &E) -> Result<Deviation> {
@@ -139,12 +146,12 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    fn failure(&self, what: &str) -> String {
+    pub fn failure(&self, what: &str) -> String {
         format!("{} ({}; {}): {what}", self.case, self.what, self.case.why)
     }
 }
 
-fn same_bits(a: &Tensor, b: &Tensor) -> bool {
+pub(super) fn same_bits(a: &Tensor, b: &Tensor) -> bool {
     with_element!(a.dtype(), T => {
         let bytes = |tensor| Tensor::as_slice::<T>(tensor).map(bytemuck::cast_slice::<T, u8>);
         bytes(a) == bytes(b)
@@ -152,7 +159,7 @@ fn same_bits(a: &Tensor, b: &Tensor) -> bool {
 }
 
 /// A copy of a tensor with one element, by its contiguous index, replaced.
-fn with_value(tensor: &Tensor, at: usize, value: f64) -> Result<Tensor> {
+pub(super) fn with_value(tensor: &Tensor, at: usize, value: f64) -> Result<Tensor> {
     let mut values = tensor.to_f64();
     values[at] = value;
     Tensor::new(tensor.shape(), values)?.cast(tensor.dtype(), tensor.format())

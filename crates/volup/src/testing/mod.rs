@@ -7,6 +7,11 @@
 //!     volup::testing::conformance(engine);
 //!     volup::testing::random_runs(engine, 1000);
 //! }
+//!
+//! fn proves_its_gradients(engine: &impl volup::Training) {
+//!     volup::testing::training_conformance(engine);
+//!     volup::testing::random_training_runs(engine, 1000);
+//! }
 //! ```
 
 mod cases;
@@ -16,6 +21,7 @@ mod fill;
 mod notation;
 mod published;
 mod random;
+mod training;
 
 pub use cases::{Case, cases};
 pub use compare::{Deviation, compare};
@@ -23,3 +29,4 @@ pub use conformance::{check, conformance, random_runs};
 pub use fill::{Fill, tensor};
 pub use published::published;
 pub use random::random_case;
+pub use training::{random_training_runs, training_conformance};

@@ -1,0 +1,34 @@
+"""The example's training: volup's layers and PyTorch's give the same losses."""
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+FOLDER = Path(__file__).parents[2] / "examples" / "superres"
+# The demo's decoder, narrower.
+LAYERS = [(1, 8, 3, 1, 1, 4), (8, 8, 4, 2, 1, 4), (8, 1, 3, 1, 1, None)]
+
+
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(FOLDER)
+    spec = importlib.util.spec_from_file_location("superres_train", FOLDER / "train.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    sys.modules.pop("volume", None)
+
+
+def test_losses_are_pytorchs_throughout(example: ModuleType) -> None:
+    noise = torch.randn(1, 1, 18, 160, 18, generator=torch.Generator().manual_seed(0))
+    volume = torch.nn.functional.avg_pool3d(noise, 3, 1, 1)[0, 0].relu().numpy()
+    options = {"device": "cpu", "steps": 200, "seed": 0, "layers": LAYERS, "size": 14}
+    ours, theirs = (
+        example.train(volume, modules=modules, **options)[1] for modules in ("volup", "torch")
+    )
+    assert theirs[-1] < 0.9 * theirs[0]
+    assert example.farthest_apart(ours, theirs) < 1e-3
