@@ -44,12 +44,14 @@
 // # What it takes
 //
 // Threads: 32*ROW_WARPS*POS_WARPS. Grid: any multiple of `row_blocks` along the first axis. Bytes of dynamic shared
-// memory: `size*(STAGES*parts*stage + chunks*KC*w_pitch) + 20*ROWS + 8*ROWS*POS_WARPS`: size that of an element; parts 2 for KIND 3, else 1;
-// a stage KC lines of POS elements (NDHWC: POS of KC) and 16 bytes, more by 16 for float32 of NCDHW. `w_pitch`: elements
-// from a channel's weights to the next's: in NCDHW those of ROWS and 16 bytes, more by 16 for float32; in NDHWC of
-// taps*(channels + 16 bytes), rounded up to 8 words (float32) or 4 past a multiple of 32. `x_unit`, `w_unit`: 16, 8 or 4
-// bytes that start and length of all runs of x and w are multiples of; of w in NDHWC any. The stride along width is 1 or
-// 2 in NCDHW; in NDHWC taps*channels is at most ROWS.
+// memory: `size*(STAGES*parts*stage + chunks*KC*w_pitch) + 20*ROWS + 8*ROWS*POS_WARPS`: size that of an element; parts 2
+// for KIND 3, else 1; a stage KC lines of POS elements (NDHWC: POS of KC) and 16 bytes, more by 16 for float32 of NCDHW.
+// `w_pitch` of NDHWC: elements from a channel's weights to the next's, those of taps*(channels + 16 bytes) rounded up to 8
+// words (float32) or 4 past a multiple of 32; of NCDHW ROWS and as many as a stage's lines have more. x is dense, y lies as
+// its strides say, in NCDHW 1 along width. x, w and y start at multiples of 16 bytes. `x_unit`, and in NCDHW `w_unit`: 16,
+// 8 or 4 bytes that start and length of all runs are multiples of; in NDHWC weights are read by 16 bytes where `w_unit` is
+// 16, else one by one. The stride along width is 1 or 2 in NCDHW; in NDHWC taps*channels is at most ROWS. What is counted
+// in a sample, stages of all items and groups of all samples are below 2^31.
 //
 // Parameters, i32 but for pointers, `x_n`, `y_n` (i64) and `slope` (f64): `x`, `w`, `bias`, `y`, `in_channels`,
 // `out_channels`, `volume`, `plane`, `width` (positions of a sample, a plane, a line), `d_stride`, `h_stride`,
@@ -57,14 +59,15 @@
 // a sample), `items` (of all), `row_blocks`, `w_pitch`, `channels`, `x_unit`, `w_unit`, `whole` (whether the four
 // neighbours that a lane has lie in y side by side, all or none there, at a multiple of four), `has_bias`, `activation`
 // (0, none; 1, ReLU; 2, leaky), `slope`, `mode`, `part_mean`, `part_m2`, `part_count` (of mode 1), `mean`, `rstd` (of mode
-// 2: of each sample and group of channels), `gamma`, `beta` (null: 1 and 0), `norm_groups` (of channels),
-// `group_channels`, `post_activation`, `post_slope` (f64; as the activation).
+// 2: of each sample and group of channels), `gamma`, `beta` (null: 1 and 0), `norm_groups`, `group_channels` (their product
+// the channels of y), `post_activation`, `post_slope` (f64; as the activation).
 
 #include "activation.cuh"
 #include "divisor.cuh"
 #include "operand.cuh"
 
-#if !defined(NORM) || !defined(LAST) || !defined(STAGES) || !defined(WARP_ROWS) || !defined(WARP_POS) || !defined(ROW_WARPS) || !defined(POS_WARPS) || !defined(CTAS)
+#if !defined(NORM) || !defined(LAST) || !defined(STAGES) || !defined(WARP_ROWS) || !defined(WARP_POS) || !defined(ROW_WARPS) ||    \
+    !defined(POS_WARPS) || !defined(CTAS)
 #error "NORM: modes 1 and 2; LAST: channels last; STAGES of X; WARP_ROWS and WARP_POS of a warp; ROW_WARPS and POS_WARPS of a block; CTAS of a multiprocessor"
 #endif
 
