@@ -155,7 +155,8 @@ def train(
     """
     torch.manual_seed(seed)
     rng = random.Random(seed)
-    torch.backends.cudnn.benchmark = True  # few shapes, and each of them very often
+    if device == "cuda":
+        torch.backends.cudnn.benchmark = True  # few shapes, and each of them very often
 
     part = torch.from_numpy(volume[:, : 2 * volumes.TRAIN_UNTIL].copy()).to(device, dtype)
     part = functional.pad(part / part.max(), (0, 0, 2 * EMPTY_ROWS, 0))
