@@ -107,6 +107,7 @@ kernels-check: target/kernels/debug/volup-kernels
 bench: wheel
 	$(BIN)/pip install --quiet --force-reinstall --no-deps target/wheels/*.whl
 	$(BIN)/python bench/compare_torch.py
+	$(BIN)/python bench/training.py
 
 # There: python3 .gpu-bundle/gpu.py
 gpu-bundle: kernels wheel cli

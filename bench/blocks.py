@@ -94,7 +94,9 @@ class Block:
             y = functional.group_norm(y, self.norm_groups, gamma, beta, self.eps)
         return ACTIVATIONS[self.post](y, inplace=inplace) if self.post else y
 
-    def run_volup(self, input: Tensor, precision: str | None = None) -> Tensor:
+    def run_volup(
+        self, input: Tensor, precision: str | None = None, memory: str | None = None
+    ) -> Tensor:
         if self.op == "conv":
             return volup.conv_transpose3d(
                 input, self.weight, self.bias, **self.sizes, precision=precision
@@ -111,7 +113,13 @@ class Block:
             eps=self.eps,
             post_activation=self.post,
             precision=precision,
+            memory=memory,
         )
+
+    def train(self) -> list[Tensor]:
+        """Makes input and parameters require grad, and returns them."""
+        given = (self.input, self.weight, self.bias, self.gamma, self.beta)
+        return [tensor.requires_grad_() for tensor in given if tensor is not None]
 
     def flops(self) -> float:
         """Additions and multiplications that reach the output."""

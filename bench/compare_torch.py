@@ -25,12 +25,15 @@ from volup import _native
 
 
 def alternate(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Median milliseconds of each, one call of each in turn, so that all see the same machine."""
+    """Median milliseconds of each, one call of each in turn, so that all see the same machine.
+
+    Every other round is in the opposite order: what a call leaves of memory is felt by the next.
+    """
     times: dict[str, list[float]] = {name: [] for name in runs}
     for run in runs.values():
         run()
-    for _ in range(rounds):
-        for name, run in runs.items():
+    for round in range(rounds):
+        for name, run in list(runs.items())[:: -1 if round % 2 else 1]:
             start = time.perf_counter()
             run()
             times[name].append(1e3 * (time.perf_counter() - start))

@@ -140,7 +140,14 @@ def sample(part: Tensor, rng: random.Random) -> tuple[Tensor, Tensor]:
 
 
 def train(
-    volume, device: str, steps: int, seed: int, layers=LAYERS, modules="volup", size=None
+    volume,
+    device: str,
+    steps: int,
+    seed: int,
+    layers=LAYERS,
+    modules="volup",
+    size=None,
+    dtype=torch.float32,
 ) -> tuple[Decoder, list[float]]:
     """The trained decoder and the loss of each step.
 
@@ -148,15 +155,16 @@ def train(
     """
     torch.manual_seed(seed)
     rng = random.Random(seed)
-    torch.backends.cudnn.benchmark = True  # few shapes, and each of them very often
+    if device == "cuda":
+        torch.backends.cudnn.benchmark = True  # few shapes, and each of them very often
 
-    part = torch.from_numpy(volume[:, : 2 * volumes.TRAIN_UNTIL].copy()).to(device)
+    part = torch.from_numpy(volume[:, : 2 * volumes.TRAIN_UNTIL].copy()).to(device, dtype)
     part = functional.pad(part / part.max(), (0, 0, 2 * EMPTY_ROWS, 0))
     if size is not None:
         middle = [slice(max(0, (axis - size) // 2), (axis + size) // 2) for axis in part.shape]
         part = part[tuple(middle)]
 
-    decoder = Decoder(layers, modules).to(device)
+    decoder = Decoder(layers, modules).to(device, dtype)
     optimizer = torch.optim.AdamW(decoder.parameters(), lr=3e-3, weight_decay=1e-4)
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, max_lr=3e-3, total_steps=steps, pct_start=0.1
@@ -226,13 +234,15 @@ def main() -> None:
     parser.add_argument(
         "--curve", type=Path, help="train with both kinds of modules, draw the losses"
     )
+    parser.add_argument("--dtype", choices=["float32", "float64"], default="float32")
     args = parser.parse_args()
 
     volume, _ = volumes.read(args.volume)
     volume = volumes.crop_to_even(volume)
 
     def run(modules: str) -> tuple[Decoder, list[float]]:
-        options = {"modules": modules, "size": args.size}
+        dtype = getattr(torch, args.dtype)
+        options = {"modules": modules, "size": args.size, "dtype": dtype}
         return train(volume, args.device, args.steps, args.seed, **options)
 
     decoder, losses = run(args.modules)

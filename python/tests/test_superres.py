@@ -23,12 +23,19 @@ def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     sys.modules.pop("volume", None)
 
 
-def test_losses_are_pytorchs_throughout(example: ModuleType) -> None:
+# In float32 a difference of a rounding grows, as the steps are large.
+@pytest.mark.parametrize(
+    ("dtype", "steps", "apart"), [(torch.float32, 200, 1e-3), (torch.float64, 60, 1e-9)], ids=str
+)
+def test_losses_are_pytorchs_throughout(
+    example: ModuleType, dtype: torch.dtype, steps: int, apart: float
+) -> None:
     noise = torch.randn(1, 1, 18, 160, 18, generator=torch.Generator().manual_seed(0))
     volume = torch.nn.functional.avg_pool3d(noise, 3, 1, 1)[0, 0].relu().numpy()
-    options = {"device": "cpu", "steps": 200, "seed": 0, "layers": LAYERS, "size": 14}
+    options = {"device": "cpu", "steps": steps, "seed": 0, "layers": LAYERS, "size": 14}
+    options["dtype"] = dtype
     ours, theirs = (
         example.train(volume, modules=modules, **options)[1] for modules in ("volup", "torch")
     )
-    assert theirs[-1] < 0.9 * theirs[0]
-    assert example.farthest_apart(ours, theirs) < 1e-3
+    assert theirs[-1] < 0.95 * theirs[0]
+    assert example.farthest_apart(ours, theirs) < apart
