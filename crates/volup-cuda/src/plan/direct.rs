@@ -5,6 +5,9 @@ use volup::{DType, Result};
 
 /// Multiply-adds a second of one multiprocessor, seen on an H200.
 const RATE: f64 = 5e9;
+/// Outputs a second, and taps of them that are looked at, of an H200.
+const OUTPUTS: f64 = 7e10;
+const TAPS: f64 = 8e11;
 /// Blocks a multiprocessor that the tiles are dealt out to; fewer for a launch that seldom has work to do.
 const BLOCKS: usize = 16;
 const IDLE_BLOCKS: usize = 2;
@@ -15,7 +18,8 @@ pub(super) fn seconds(context: Context<'_>) -> f64 {
     let rate = if context.request.dtype == DType::F64 { RATE / 2.0 } else { RATE };
     let compute = geometry.flops() / 2.0 / (rate * context.device.multiprocessors as f64);
     let output = geometry.output_shape().iter().map(|&size| size as f64).product::<f64>();
-    compute + output * context.request.dtype.size() as f64 / 1.5e12 + 4e-6
+    let taps = geometry.conv().kernel_size().iter().product::<usize>() as f64;
+    compute + output / OUTPUTS + output * taps / TAPS + 4e-6
 }
 
 /// The launch. With the address of control words in the workspace it does its work only where those

@@ -6,7 +6,7 @@ use volup::{DType, MemoryFormat, NormSpec, Result};
 
 /// Blocks a multiprocessor that tasks are dealt out to.
 const BLOCKS: usize = 8;
-/// What `group_scale` counts to.
+/// Past what `group_scale` counts to.
 const MOST_VOXELS: usize = 1 << 30;
 /// A multiple that rows of a channels-last sample are best taken in.
 const LANES: usize = 32;
@@ -108,6 +108,8 @@ fn blocks(context: Context<'_>, tasks: usize) -> [u32; 3] {
 const THREADS: usize = 256;
 const COUNTED: [usize; 2] = [8, 64];
 const SCALED: [usize; 2] = [4, 32];
+/// Of NDHWC, bytes of the output for each byte of partial statistics, at least.
+const SPARSE: usize = 4;
 
 /// What is launched after the convolution.
 pub(super) fn steps(
@@ -116,7 +118,7 @@ pub(super) fn steps(
     workspace: &mut Workspace,
     steps: &mut Vec<Step>,
 ) -> Result<()> {
-    if let Some(kernels) = vectors(context) {
+    if let Some(kernels) = vectors(context, norm) {
         return vector_steps(context, norm, kernels, workspace, steps);
     }
     let request = context.request;
@@ -184,7 +186,7 @@ pub(super) fn steps(
 }
 
 /// The kernels that move vectors, statistics and scaling, where they are there and apply.
-fn vectors<'a>(context: Context<'a>) -> Option<[&'a Variant; 2]> {
+fn vectors<'a>(context: Context<'a>, norm: NormSpec) -> Option<[&'a Variant; 2]> {
     let request = context.request;
     let (kind, types) = match request.dtype {
         DType::F64 => return None,
@@ -196,8 +198,15 @@ fn vectors<'a>(context: Context<'a>) -> Option<[&'a Variant; 2]> {
     let [samples, channels, ..] = request.geometry.output_shape();
     let whole = channels.is_multiple_of(vector) && channels <= THREADS * vector;
     let voxels = request.geometry.output_voxels();
-    if last && !whole || voxels > MOST_VOXELS || samples.checked_mul(channels)? > MOST_VOXELS {
+    if last && !whole || voxels >= MOST_VOXELS || samples.checked_mul(channels)? > MOST_VOXELS {
         return None;
+    }
+    // Of many channels a block has few positions, but three numbers of each group.
+    if last {
+        let counted = COUNTED[1] * (THREADS / (channels / vector)) * channels * request.dtype.size();
+        if 3 * 4 * norm.groups() * SPARSE > counted {
+            return None;
+        }
     }
     let params = [("KIND", kind), ("LAST", i64::from(last))];
     let kernel = |name| context.kernel(name, &types, &params).ok();

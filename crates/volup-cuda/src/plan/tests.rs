@@ -4,6 +4,8 @@
 mod box_layout;
 mod boxes;
 mod contracts;
+mod group_norm;
+mod group_norm_plans;
 mod halo;
 mod interleave;
 mod machine;
@@ -134,6 +136,9 @@ fn fits(call: &Call<'_>, plan: &Plan, what: &str) {
     }
     if call.kernel() == "shuffle_gemm" {
         shuffle::check(call);
+    }
+    if call.kernel().starts_with("group_") {
+        group_norm::check(call);
     }
     if call.has("slice_pitch") {
         let [pd, ph, pw, n, x_n] = call.ints(["pd", "ph", "pw", "n", "x_n"]);

@@ -4,6 +4,7 @@
 //! that matters but whose square does not, so that a part read in the other's place shows.
 
 use super::boxes;
+use super::group_norm;
 use super::halo;
 use super::interleave;
 use super::machine::{Call, Machine, Pointer};
@@ -51,6 +52,7 @@ pub fn run(call: &Call<'_>, machine: &mut Machine) {
         name if name.starts_with("halo_") => halo::run(call, machine),
         "shuffle_gemm" => shuffle::run(call, machine),
         name if name.starts_with("interleave_") => interleave::run(call, machine),
+        name if name.starts_with("group_") => group_norm::run(call, machine),
         _ => norm::run(call, machine),
     }
 }
@@ -87,6 +89,7 @@ pub fn extents(call: &Call<'_>) -> Vec<(Pointer, i64)> {
             found.extend([("scale_x", 1), ("scale_w", columns)]);
         }
         name if name.starts_with("norm_") => found = norm::extents(call),
+        name if name.starts_with("group_") => found = group_norm::extents(call),
         name if name.starts_with("box_") => found = boxes::extents(call),
         "shuffle_gemm" => found = shuffle::extents(call),
         name if name.starts_with("halo_") => found.extend(halo::extents(call)),

@@ -9,11 +9,13 @@ use std::sync::OnceLock;
 const VARIANTS: &str = include_str!("../../../../volup-kernels/variants.toml");
 
 /// The kernels' files by family; those in CUDA C++ by kernel.
-const SOURCES: [(&str, &str); 12] = [
+const SOURCES: [(&str, &str); 14] = [
     ("box_gemm", include_str!("../../../../volup-kernels/src/cuda/box_gemm.cu")),
     ("box_pack_weight", include_str!("../../../../volup-kernels/src/cuda/box_pack_weight.cu")),
     ("direct", include_str!("../../../../volup-kernels/src/direct.rs")),
     ("fill_output", include_str!("../../../../volup-kernels/src/cuda/fill_output.cu")),
+    ("group_scale", include_str!("../../../../volup-kernels/src/cuda/group_scale.cu")),
+    ("group_statistics", include_str!("../../../../volup-kernels/src/cuda/group_statistics.cu")),
     ("halo_gemm", include_str!("../../../../volup-kernels/src/cuda/halo_gemm.cu")),
     ("halo_pack_input", include_str!("../../../../volup-kernels/src/cuda/halo_pack_input.cu")),
     ("halo_pack_weight", include_str!("../../../../volup-kernels/src/cuda/halo_pack_weight.cu")),
@@ -152,8 +154,9 @@ fn declared_in_cuda(variant: &Variant, source: &'static str) -> Signature {
     let sizes = match variant.entry {
         "halo_gemm" => vec!["KIND", "BN", "MI", "CTAS", "WGS"],
         "box_gemm" => vec!["KIND", "MT", "NT", "WARPS", "CTAS"],
+        "group_scale" | "group_statistics" => vec!["KIND", "LAST"],
         "shuffle_gemm" => {
-            vec!["KIND", "LAST", "STAGES", "WARP_ROWS", "WARP_POS", "ROW_WARPS", "POS_WARPS", "CTAS"]
+            vec!["KIND", "NORM", "LAST", "STAGES", "WARP_ROWS", "WARP_POS", "ROW_WARPS", "POS_WARPS", "CTAS"]
         }
         _ => vec!["KIND"],
     };

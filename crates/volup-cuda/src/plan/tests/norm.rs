@@ -4,7 +4,7 @@ use super::contracts::activate;
 use super::machine::{Call, Machine, Pointer};
 
 /// Where partial statistics lie.
-const PARTS: [&str; 3] = ["mean", "m2", "count"];
+pub const PARTS: [&str; 3] = ["mean", "m2", "count"];
 
 /// Does what a launch does.
 pub fn run(call: &Call<'_>, machine: &mut Machine) {

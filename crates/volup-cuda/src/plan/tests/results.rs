@@ -392,7 +392,9 @@ fn a_wrong_argument_shows() {
         ("pack_weight_scale", "inner out_per_group taps"),
         ("linear_gemm", "pitch pd ph pw d_inverse d_first d_shift d_out h_kernel h_stride w_base w_out"),
         ("linear_gemm", "chunks blocks channels y_d y_w has_bias lo_rows"),
-        ("norm", "chunks width columns channels"),
+        ("group_statistics", "length rows chunks channels groups group_channels"),
+        ("group_scale", "voxels channels group_channels parts"),
+        ("norm_merge", "chunks sample_step group_step chunk_step"),
     ];
     let wrong_of_halo = [
         ("halo_pack_input", "lead pd ph pw block n depth height width slices slice_in panels channel_panels"),

@@ -144,6 +144,7 @@ pub fn check(call: &Call<'_>) {
     {
         assert!((0..=most).contains(&call.int(name)), "{name} of {what}");
     }
+    assert!(call.int("mode") == 0 || call.size("NORM") == 1, "mode {} of {what}", call.int("mode"));
 
     // All channels, rows and positions, and no block without any.
     let covers = |blocks: i64, of: i64, all: i64| of > 0 && blocks == (all + of - 1) / of;

@@ -132,7 +132,8 @@ fn shuffle_gemm_computes_the_definition() {
     assert!(count > 1000, "{count}");
 }
 
-/// Where a build has one kernel for each kind of numbers, it does for all that it has room for.
+/// Where a build has one kernel for each kind of numbers, or one more that knows the modes of a normalization, it does
+/// for all that it has room for.
 #[test]
 fn shuffle_gemm_computes_the_definition_with_a_single_kernel() {
     fn is(kernel: &Variant, sizes: [i64; 3]) -> bool {
@@ -140,15 +141,18 @@ fn shuffle_gemm_computes_the_definition_with_a_single_kernel() {
         kernel.entry != "shuffle_gemm" || of == sizes.map(Some)
     }
     let [long, few] = [132, 2].map(with_multiprocessors);
-    let all: [(Choice, &DeviceInfo, DType); 4] = [
-        (|kernel| is(kernel, [32, 8, 1]), &few, DType::F32),
-        (|kernel| is(kernel, [64, 4, 2]), &long, DType::F32),
-        (|kernel| is(kernel, [32, 1, 8]), &few, DType::F16),
-        (|kernel| is(kernel, [32, 4, 4]), &few, DType::Bf16),
+    // Plans at least, and whether there are such as compute everything twice.
+    let all: [(Choice, &DeviceInfo, DType, usize, bool); 5] = [
+        (|kernel| is(kernel, [32, 4, 2]), &few, DType::F32, 50, true),
+        (|kernel| is(kernel, [64, 4, 2]), &long, DType::F32, 40, false),
+        (|kernel| is(kernel, [32, 1, 8]), &few, DType::F16, 20, false),
+        (|kernel| is(kernel, [32, 4, 4]), &few, DType::Bf16, 30, false),
+        (|kernel| is(kernel, [32, 8, 1]), &few, DType::Bf16, 50, true),
     ];
-    for (choice, device, dtype) in all {
-        let (_, count) = check(device, Some(choice), dtype, Precision::Ieee);
-        assert!(count > 20, "{count}");
+    for (choice, device, dtype, least, twice) in all {
+        let (found, count) = check(device, Some(choice), dtype, Precision::Ieee);
+        assert!(count >= least, "{count} of {least}");
+        assert_eq!(["statistics", "normalized"].map(|what| found.contains(what)), [twice; 2]);
     }
 }
 
