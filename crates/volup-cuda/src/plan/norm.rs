@@ -108,8 +108,6 @@ fn blocks(context: Context<'_>, tasks: usize) -> [u32; 3] {
 const THREADS: usize = 256;
 const COUNTED: [usize; 2] = [8, 64];
 const SCALED: [usize; 2] = [4, 32];
-/// Of NDHWC, bytes of the output for each byte of partial statistics, at least.
-const SPARSE: usize = 4;
 
 /// What is launched after the convolution.
 pub(super) fn steps(
@@ -118,7 +116,7 @@ pub(super) fn steps(
     workspace: &mut Workspace,
     steps: &mut Vec<Step>,
 ) -> Result<()> {
-    if let Some(kernels) = vectors(context, norm) {
+    if let Some(kernels) = vectors(context) {
         return vector_steps(context, norm, kernels, workspace, steps);
     }
     let request = context.request;
@@ -186,7 +184,7 @@ pub(super) fn steps(
 }
 
 /// The kernels that move vectors, statistics and scaling, where they are there and apply.
-fn vectors<'a>(context: Context<'a>, norm: NormSpec) -> Option<[&'a Variant; 2]> {
+fn vectors<'a>(context: Context<'a>) -> Option<[&'a Variant; 2]> {
     let request = context.request;
     let (kind, types) = match request.dtype {
         DType::F64 => return None,
@@ -202,12 +200,6 @@ fn vectors<'a>(context: Context<'a>, norm: NormSpec) -> Option<[&'a Variant; 2]>
         return None;
     }
     // Of many channels a block has few positions, but three numbers of each group.
-    if last {
-        let counted = COUNTED[1] * (THREADS / (channels / vector)) * channels * request.dtype.size();
-        if 3 * 4 * norm.groups() * SPARSE > counted {
-            return None;
-        }
-    }
     let params = [("KIND", kind), ("LAST", i64::from(last))];
     let kernel = |name| context.kernel(name, &types, &params).ok();
     Some([kernel("group_statistics")?, kernel("group_scale")?])
