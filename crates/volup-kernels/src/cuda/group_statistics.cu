@@ -11,7 +11,7 @@
 //   Partial `row*chunks + chunk`.
 // - NDHWC (LAST 1): a sample is `length` positions of `channels` channels, a multiple of V, at most 256*V. Chunks of
 //   `64 * (256 / (channels/V))` positions, `chunks = ceil(length / that)` a sample; `rows` samples. Partial
-//   `(row*chunks + chunk)*groups + group`: group_channels channels each, which is a multiple or a divisor of V.
+//   `(row*chunks + chunk)*groups + group`, of group_channels channels each.
 //
 // Parameters: `y` (a multiple of 16 bytes), `mean`, `m2`, `count` (float32); `length` (i64); i32: `rows`, `chunks`,
 // `channels`, `groups`, `group_channels`. Threads: 256. Grid: rows*chunks along the first axis.
