@@ -140,13 +140,6 @@ def forward(
     return output
 
 
-def conv_transpose3d(input: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
-    """The operator of that name."""
-    *conv, precision, channels_last = rest
-    vectors = (bias, None, None)
-    return block(input, weight, *vectors, *conv, *NO_STEPS, precision, channels_last)
-
-
 def block(
     input: Tensor,
     weight: Tensor,

@@ -55,10 +55,14 @@ OPERATORS = torch.ops.volup
 # --- Kernels --------------------------------------------------------------------------------------
 
 
-def _conv_on_cuda(input: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
-    *conv, precision, channels_last = rest
-    vectors = (bias, None, None)
-    return _block_on_cuda(input, weight, *vectors, *conv, *NO_STEPS, precision, channels_last)
+def _bare(block: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A block's kernel as that of the convolution alone."""
+
+    def conv_transpose3d(input: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
+        *conv, precision, channels_last = rest
+        return block(input, weight, bias, None, None, *conv, *NO_STEPS, precision, channels_last)
+
+    return conv_transpose3d
 
 
 def _block_on_cuda(
@@ -91,14 +95,14 @@ def _block_on_cuda(
 
 
 for _name, _device, _function in (
-    ("conv_transpose3d", "CPU", _cpu.conv_transpose3d),
+    ("conv_transpose3d", "CPU", _bare(_cpu.block)),
     ("conv_transpose3d_input_grad", "CPU", _cpu.input_grad),
     ("conv_transpose3d_weight_grad", "CPU", _cpu.weight_grad),
     ("conv_transpose3d_block", "CPU", _cpu.block),
     ("conv_transpose3d_block_training", "CPU", _cpu.block_training),
     ("conv_transpose3d_block_saved", "CPU", _cpu.block_saved),
     ("conv_transpose3d_block_grad", "CPU", _cpu.block_grad),
-    ("conv_transpose3d", "CUDA", _conv_on_cuda),
+    ("conv_transpose3d", "CUDA", _bare(_block_on_cuda)),
     ("conv_transpose3d_block", "CUDA", _block_on_cuda),
 ):
     _library.impl(_name, _function, _device)

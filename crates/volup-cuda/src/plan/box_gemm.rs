@@ -4,15 +4,13 @@
 use super::pack::Operand;
 use super::phases::PhaseAxis;
 use super::{
-    Argument, Buffer, Context, Step, Workspace, activation_code, epilogue, product, push, size, strides,
+    Argument, Buffer, Context, RESERVED, SHARED, Step, Workspace, activation_code, epilogue, product, push,
+    size, strides,
 };
 use crate::Variant;
 use std::fmt;
 use volup::{MemoryFormat, Result};
 
-/// Bytes of shared memory of a multiprocessor that blocks share, and that each takes besides.
-const SHARED: usize = 232_448;
-const RESERVED: usize = 1024;
 /// Positions that a warp stages at a time.
 const PIECE: usize = 32;
 /// Masks and types that the kernels have room for, and residues along width.
@@ -54,15 +52,6 @@ const STEP: f64 = 400.0;
 const LINE: f64 = 60.0;
 /// Seconds until blocks have their tables.
 const START: f64 = 3e-6;
-
-/// The kind of numbers that kernels are compiled for.
-fn kind(operand: Operand) -> i64 {
-    match operand {
-        Operand::Half => 0,
-        Operand::Tf32 => 1,
-        Operand::Split => 3,
-    }
-}
 
 /// How a slice's rows are cut: what does not depend on the box.
 #[derive(Clone, Copy)]
@@ -133,7 +122,7 @@ impl<'a> Rows<'a> {
         let conv = context.request.geometry.conv();
         let groups = conv.groups();
         let (cin, cout) = (conv.in_channels(), conv.out_channels());
-        let fits = |kernel: &&Variant| kernel.param("KIND") == Some(kind(operand));
+        let fits = |kernel: &&Variant| kernel.param("KIND") == Some(operand.kind());
         let kernels: Vec<_> = context.kernels("box_gemm", &operand.types(context)).filter(fits).collect();
         let mut all = Vec::new();
         for merged in (1..=groups).filter(|&merged| groups.is_multiple_of(merged)) {
@@ -337,7 +326,7 @@ impl<'a> BoxGemm<'a> {
     fn search(context: Context<'a>) -> Option<Vec<BoxGemm<'a>>> {
         let request = context.request;
         let operand = Operand::of(context)?;
-        context.kernel("box_pack_weight", &operand.types(context), &[("KIND", kind(operand))]).ok()?;
+        context.kernel("box_pack_weight", &operand.types(context), &[("KIND", operand.kind())]).ok()?;
         let geometry = &request.geometry;
         let axes = geometry.axes().map(PhaseAxis::new);
         let small = |sizes: &[usize]| product(sizes).is_some_and(|size| size <= MOST);
@@ -400,7 +389,7 @@ impl<'a> BoxGemm<'a> {
             + 4 * warps * (staging + 2 * lines)
             + 16 * rows.listed;
         let fixed = 16 * warps * 8 * nt + 4 * 16 * mt + MOST_MASKS + 4 * MOST_TYPES + 512;
-        if shared + fixed + RESERVED > (SHARED + RESERVED) / ctas {
+        if shared + fixed + RESERVED > SHARED / ctas {
             return None;
         }
         let [d, h, w] = boxes(axes, box_size);
@@ -506,7 +495,7 @@ impl<'a> BoxGemm<'a> {
             let conv = axis.axis;
             push(&mut arguments, [conv.kernel, conv.stride, conv.dilation, axis.offsets(), axis.apart])?;
         }
-        let params = [("KIND", kind(self.operand))];
+        let params = [("KIND", self.operand.kind())];
         let pack = *context.kernel("box_pack_weight", &self.operand.types(context), &params)?;
         steps.push(Step::launch(pack, [blocks as u32, 1, 1], arguments));
 

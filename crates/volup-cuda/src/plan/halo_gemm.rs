@@ -4,7 +4,8 @@
 use super::pack::{self, Operand};
 use super::phases::{Lattice, PhaseAxis};
 use super::{
-    Argument, Buffer, Context, Step, Workspace, activation_code, direct, epilogue, int, push, size, strides,
+    Argument, Buffer, Context, RESERVED, SHARED, Step, Workspace, activation_code, direct, epilogue, int,
+    push, size, strides,
 };
 use crate::Variant;
 use std::fmt;
@@ -16,8 +17,8 @@ const SCALE: u64 = 16;
 const MOST_PACKED: f64 = 2.0;
 /// Bytes of a packed input for which the batch is not cut.
 const SMALL: usize = 1 << 18;
-/// Bytes of shared memory that blocks may have, by how many of them share a multiprocessor.
-const SHARED: [usize; 2] = [232_448, 115_712];
+/// The most blocks that share a multiprocessor.
+const MOST_BLOCKS: usize = 2;
 /// The most stages of both operands.
 const MOST_STAGES: usize = 60;
 /// Products of a row and a column that are summed before the split's go to registers.
@@ -179,7 +180,7 @@ impl<'a> Halo<'a> {
 
         // Shared memory: what is always there, then as long chunks as both rings have room for.
         let parts = operand.parts();
-        let limit = SHARED.get(ctas.checked_sub(1)?)?;
+        let limit = (1..=MOST_BLOCKS).contains(&ctas).then(|| SHARED / ctas - RESERVED)?;
         let room = limit.checked_sub(fixed_bytes(kernel))?;
         let channel_panels = slice_in.div_ceil(16 / operand.bytes());
         let panels = block * channel_panels;

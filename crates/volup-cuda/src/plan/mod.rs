@@ -38,6 +38,10 @@ pub struct Request {
     pub algorithm: Option<Algorithm>,
 }
 
+/// Bytes of shared memory of a multiprocessor, and those that each of its blocks takes besides its own.
+const SHARED: usize = 233_472;
+const RESERVED: usize = 1024;
+
 /// Memory that a kernel is given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Buffer {

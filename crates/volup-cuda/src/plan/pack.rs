@@ -47,6 +47,15 @@ impl Operand {
         if self == Operand::Half { vec![context.type_name()] } else { vec![] }
     }
 
+    /// The `KIND` of numbers of the kernels that multiply what they find in the tensors, the split's parts both in tf32.
+    pub(super) fn kind(self) -> i64 {
+        match self {
+            Operand::Half => 0,
+            Operand::Tf32 => 1,
+            Operand::Split => 3,
+        }
+    }
+
     /// Bytes of a packed element.
     pub(super) fn bytes(self) -> usize {
         match self {

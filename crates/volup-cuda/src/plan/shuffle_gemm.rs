@@ -3,16 +3,13 @@
 use super::norm::{self, Partials, Pass};
 use super::pack::Operand;
 use super::{
-    Argument, Buffer, Context, Step, Workspace, activation_code, epilogue, gcd, one_tap, product, push, size,
-    strides,
+    Argument, Buffer, Context, RESERVED, SHARED, Step, Workspace, activation_code, epilogue, gcd, one_tap,
+    product, push, size, strides,
 };
 use crate::Variant;
 use std::fmt;
 use volup::{Geometry, MemoryFormat, Result};
 
-/// Bytes of shared memory of a multiprocessor, and those that a block takes besides its own.
-const SHARED: usize = 233_472;
-const RESERVED: usize = 1024;
 /// Channels of a stage.
 const CHUNK: usize = 32;
 /// Channels of the columns that a lane has neighbours of.
@@ -146,16 +143,11 @@ impl<'a> ShuffleGemm<'a> {
         {
             return Vec::new();
         }
-        let kind = match operand {
-            Operand::Half => 0,
-            Operand::Tf32 => 1,
-            Operand::Split => 3,
-        };
         let post = activation_code(request.block.post_activation()).0;
         let may_twice = request.block.norm().is_some() && post <= 2;
         // Kernels that know the modes of a normalization compute it; the others are faster.
         let is_it = |kernel: &&Variant| {
-            kernel.param("KIND") == Some(kind)
+            kernel.param("KIND") == Some(operand.kind())
                 && kernel.param("LAST") == Some(i64::from(last))
                 && (may_twice || kernel.param("NORM") == Some(0))
         };

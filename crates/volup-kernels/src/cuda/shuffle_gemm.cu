@@ -368,7 +368,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) shuffle_gemm(
 #pragma unroll
                 for (int j = 0; j < NT; j++) {
                     const auto add = [&](float(&to)[4], int of_a, int of_b) {
-                        multiply(to, a[of_a][i], b[of_b][j / 2][j % 2 * 2], b[of_b][j / 2][j % 2 * 2 + 1]);
+                        const unsigned(&rows)[4] = a[of_a][i];
+                        multiply(to, make_uint4(rows[0], rows[1], rows[2], rows[3]), b[of_b][j / 2][j % 2 * 2],
+                                 b[of_b][j / 2][j % 2 * 2 + 1]);
                     };
                     if (KIND == 3) {
                         float product[4] = {0.0f, 0.0f, 0.0f, 0.0f};

@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "mma.cuh"
 #include "operand.cuh"
 
 #if !defined(NORM) || !defined(LAST) || !defined(STAGES) || !defined(WARP_ROWS) || !defined(WARP_POS) || !defined(ROW_WARPS) ||    \
@@ -71,21 +72,8 @@ __device__ __forceinline__ void fetch(int unit, unsigned to, int to_pitch, const
     });
 }
 
-__device__ __forceinline__ void load_matrices(unsigned (&v)[4], unsigned at) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(at));
-}
 __device__ __forceinline__ void load_transposed(unsigned (&v)[4], unsigned at) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(at));
-}
-
-__device__ __forceinline__ void multiply(float (&sum)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-#if KIND == 0
-    asm("mma.sync.aligned.m16n8k16.row.col.f32." OPERAND "." OPERAND ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-#else
-    asm("mma.sync.aligned.m16n8k8.row.col.f32." OPERAND "." OPERAND ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-#endif
-        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 /// Splits a weight, of which there is no room for both parts. The matrix instructions cut off the low part: half of its

@@ -285,7 +285,6 @@ fn errors<E: Engine>(engine: &E) -> Outcome {
     let of = |dtype, tensor: &Tensor| tensor.cast(dtype, tensor.format()).map_err(failed);
 
     use Error as E;
-    type Rule = fn(&Error) -> bool;
     let attempts: [(&str, Result<()>, Rule); 10] = [
         ("an input of other channels", forward(&[1, 5, 4, 4, 4], DType::F32), |e| {
             matches!(e, E::Channels { got: 5, expected: 4 })
@@ -318,6 +317,14 @@ fn errors<E: Engine>(engine: &E) -> Outcome {
             |e| matches!(e, E::DTypeMismatch { .. }),
         ),
     ];
+    refuses(attempts)
+}
+
+/// Whether an error is the right one.
+pub(super) type Rule = fn(&Error) -> bool;
+
+/// Whether each attempt ends with the error that its rule asks for.
+pub(super) fn refuses<const N: usize>(attempts: [(&str, Result<()>, Rule); N]) -> Outcome {
     for (what, outcome, is_right) in attempts {
         match outcome {
             Ok(()) => return Err(format!("errors: the engine accepts {what}")),

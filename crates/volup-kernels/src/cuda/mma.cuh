@@ -1,0 +1,19 @@
+// The matrix instructions of a warp, and loads of what they take: KIND 0 16 rows by 8 columns by 16 of K, else by 8.
+
+#pragma once
+
+#include "element.cuh"
+
+__device__ __forceinline__ void load_matrices(unsigned (&v)[4], unsigned at) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(at));
+}
+
+__device__ __forceinline__ void multiply(float (&sum)[4], const uint4 &a, unsigned b0, unsigned b1) {
+#if KIND == 0
+    asm("mma.sync.aligned.m16n8k16.row.col.f32." OPERAND "." OPERAND ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+#else
+    asm("mma.sync.aligned.m16n8k8.row.col.f32." OPERAND "." OPERAND ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+#endif
+        : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
+}
