@@ -8,13 +8,13 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use std::sync::Arc;
 use volup::{DType, Precision};
-use volup_cuda::{Device, Forward, Manifest, Pointers, Request, Stream};
+use volup_cuda::{Device, Executable, Manifest, Pointers, Request, Stream, Task};
 
 /// A block planned for one shape, type and device; run any number of times.
 #[pyclass(frozen, module = "volup._native")]
 pub(crate) struct CudaForward {
     device: Arc<Device>,
-    forward: Forward,
+    forward: Executable,
     presence: Presence,
 }
 
@@ -51,6 +51,7 @@ impl CudaForward {
             got => return Err(PyValueError::new_err(format!("no such precision: {got:?}"))),
         };
         let request = Request {
+            task: Task::Forward,
             block: spec,
             geometry,
             dtype,
@@ -62,7 +63,7 @@ impl CudaForward {
         let (device, forward) = py
             .detach(|| {
                 let device = device(ordinal)?;
-                let forward = Forward::new(&device, &request)?;
+                let forward = Executable::new(&device, &request)?;
                 Ok((device, forward))
             })
             .map_err(raised)?;
@@ -108,7 +109,16 @@ impl CudaForward {
         if required.iter().any(|&(address, required)| required && address == 0) {
             return Err(PyRuntimeError::new_err("a tensor has no memory"));
         }
-        let pointers = Pointers { input, weight, bias, norm_weight, norm_bias, output, workspace };
+        let pointers = Pointers {
+            input,
+            weight,
+            bias,
+            norm_weight,
+            norm_bias,
+            output,
+            workspace,
+            ..Pointers::default()
+        };
         // SAFETY: the package passes the addresses of dense tensors on the planned device, whose
         // shapes, types and formats it has compared with the plan's; the output and the workspace are
         // fresh from torch.empty. The stream is PyTorch's current one on that device, which PyTorch

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use std::error::Error;
 use volup::testing::{Case, cases, published};
 use volup::{DType, MemoryFormat, Precision};
-use volup_cuda::{Arch, Argument, DeviceInfo, Manifest, Plan, Request, Step};
+use volup_cuda::{Arch, Argument, DeviceInfo, Manifest, Plan, Request, Step, Task};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -76,6 +76,7 @@ fn request(case: &Case, precision: &str, layout: &str) -> Result<Request, Box<dy
         other => return Err(format!("no layout is called {other}").into()),
     };
     Ok(Request {
+        task: Task::Forward,
         block: case.block,
         geometry: case.geometry(),
         dtype,

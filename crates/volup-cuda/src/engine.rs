@@ -1,6 +1,6 @@
 //! The engine: tensors in a GPU's memory, blocks on a stream.
 
-use crate::{Algorithm, Device, DeviceMemory, Forward, Manifest, Plan, Pointers, Request, Stream};
+use crate::{Algorithm, Device, DeviceMemory, Executable, Manifest, Plan, Pointers, Request, Stream, Task};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -19,7 +19,7 @@ pub struct CudaEngine {
     precision: Precision,
     algorithm: Option<Algorithm>,
     kernels: usize,
-    plans: Mutex<HashMap<PlanKey, Arc<Forward>>>,
+    plans: Mutex<HashMap<PlanKey, Arc<Executable>>>,
     /// Grown to the largest that a block has needed. Locked while a block is launched, so that its
     /// launches follow each other on the stream.
     workspace: Mutex<DeviceMemory>,
@@ -132,6 +132,7 @@ impl CudaEngine {
     ) -> Result<Vec<TimedPlan>> {
         let geometry = layer.block.geometry_of(&input.shape)?;
         let request = Request {
+            task: Task::Forward,
             block: layer.block,
             geometry,
             dtype: layer.dtype,
@@ -144,7 +145,7 @@ impl CudaEngine {
         let output = self.forward(layer, input)?;
         let mut timed = Vec::new();
         for plan in Plan::candidates(&request, self.device.info(), &variants, most)? {
-            let plan = Forward::of(&self.device, plan)?;
+            let plan = Executable::of(&self.device, plan)?;
             let run = |times: usize| -> Result<f64> {
                 let start = Instant::now();
                 for _ in 0..times {
@@ -169,7 +170,7 @@ impl CudaEngine {
     /// Launches a plan that was made for the layer and the sizes of the tensors.
     fn launch(
         &self,
-        plan: &Forward,
+        plan: &Executable,
         layer: &CudaLayer,
         input: &CudaTensor,
         output: &CudaTensor,
@@ -189,6 +190,7 @@ impl CudaEngine {
             norm_bias: optional(&layer.norm_bias),
             output: output.address(),
             workspace: workspace.address(),
+            ..Pointers::default()
         };
         // SAFETY: `layer` checked the parameters against the block, and the plan's geometry is that of the
         // input and the output. All memory was taken on this stream and is given back in its order. Nobody
@@ -196,13 +198,14 @@ impl CudaEngine {
         unsafe { plan.run(&pointers, &self.stream) }
     }
 
-    fn plan(&self, layer: &CudaLayer, geometry: &Geometry, format: MemoryFormat) -> Result<Arc<Forward>> {
+    fn plan(&self, layer: &CudaLayer, geometry: &Geometry, format: MemoryFormat) -> Result<Arc<Executable>> {
         let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
         let key = (layer.block, *geometry, layer.dtype, format);
         if let Some(plan) = plans.get(&key) {
             return Ok(plan.clone());
         }
         let request = Request {
+            task: Task::Forward,
             block: layer.block,
             geometry: *geometry,
             dtype: layer.dtype,
@@ -211,7 +214,7 @@ impl CudaEngine {
             output_format: format,
             algorithm: self.algorithm,
         };
-        let plan = Arc::new(Forward::new(&self.device, &request)?);
+        let plan = Arc::new(Executable::new(&self.device, &request)?);
         if plans.len() == MOST_PLANS {
             plans.clear();
         }

@@ -3,7 +3,8 @@
 mod device;
 mod driver;
 mod engine;
-mod forward;
+mod executable;
+
 #[cfg(test)]
 mod listing;
 mod manifest;
@@ -12,6 +13,6 @@ mod plan;
 pub use device::{Arch, DeviceInfo};
 pub use driver::{Arguments, Device, DeviceMemory, Entered, Kernel, Stream, devices, launch};
 pub use engine::{CudaEngine, CudaLayer, CudaTensor, TimedPlan};
-pub use forward::{Algorithm, Forward, Pointers};
+pub use executable::{Algorithm, Executable, Pointers};
 pub use manifest::{Cubin, Manifest, Variant};
-pub use plan::{Argument, Buffer, Plan, Request, Step};
+pub use plan::{Argument, Buffer, Plan, Request, Step, Task};

@@ -1,7 +1,7 @@
 //! Plans: what is launched for a block on inputs of one size, as plain values.
 //!
 //! A plan is a pure function of the block, its sizes, the device and the kernels at hand, so it is
-//! tested without a GPU. [`crate::Forward`] runs one.
+//! tested without a GPU. [`crate::Executable`] runs one.
 
 mod box_gemm;
 mod direct;
@@ -17,11 +17,28 @@ mod tests;
 
 use crate::{Algorithm, DeviceInfo, Variant};
 use std::fmt;
-use volup::{Activation, BlockSpec, DType, Error, Geometry, MemoryFormat, Precision, Result};
+use volup::{Activation, BlockSpec, DType, Error, Geometry, MemoryFormat, Precision, Result, Wanted};
+
+/// What of a block is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Task {
+    /// Its output.
+    Forward,
+    /// What its backward pass needs of the forward pass, as [`volup::Saved`] has it, and its output if that is
+    /// asked for.
+    Training {
+        /// Whether it is.
+        output: bool,
+    },
+    /// Gradients, from that of its output, the input, the parameters and what was saved.
+    Backward(Wanted),
+}
 
 /// What is asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Request {
+    /// What of the block is computed.
+    pub task: Task,
     /// The block.
     pub block: BlockSpec,
     /// Its sizes over the input.
@@ -30,9 +47,9 @@ pub struct Request {
     pub dtype: DType,
     /// How float32 is multiplied.
     pub precision: Precision,
-    /// How the input lies in memory.
+    /// How the input lies in memory, and its gradient.
     pub input_format: MemoryFormat,
-    /// How the output does.
+    /// How the output does, the convolution's output, and the output's gradient.
     pub output_format: MemoryFormat,
     /// The kernel family to use where it applies.
     pub algorithm: Option<Algorithm>,
@@ -57,6 +74,24 @@ pub enum Buffer {
     NormBias,
     /// The output.
     Output,
+    /// The convolution's output, which is saved for the backward pass.
+    Convolution,
+    /// The means of the normalization's groups, which are saved.
+    Mean,
+    /// One over their standard deviations.
+    Rstd,
+    /// The gradient of the output.
+    GradOutput,
+    /// The gradient of the input.
+    GradInput,
+    /// The gradient of the weight.
+    GradWeight,
+    /// The gradient of the convolution's bias.
+    GradBias,
+    /// The gradient of the normalization's weight.
+    GradNormWeight,
+    /// The gradient of the normalization's bias.
+    GradNormBias,
     /// What the plan works in; starts at a multiple of 256 bytes.
     Workspace,
 }

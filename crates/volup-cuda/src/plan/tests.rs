@@ -20,7 +20,7 @@ mod tiles;
 #[path = "../../../volup-kernels/src/variants.rs"]
 mod variants;
 
-use crate::plan::{Argument, Buffer, Plan, Request, Step};
+use crate::plan::{Argument, Buffer, Plan, Request, Step, Task};
 use crate::{Algorithm, DeviceInfo, Variant};
 use machine::Call;
 use manifest::{devices, signature, source, variants_for};
@@ -40,6 +40,7 @@ fn requests(case: &Case) -> Vec<Request> {
                     FORMATS.iter().flat_map(|input| FORMATS.map(|output| (*input, output)))
                 {
                     requests.push(Request {
+                        task: Task::Forward,
                         block,
                         geometry,
                         dtype,
@@ -305,6 +306,7 @@ fn far_elements_are_not_counted_in_32_bits() {
     ] {
         let case = case(line);
         let request = Request {
+            task: Task::Forward,
             block: case.block,
             geometry: case.geometry(),
             dtype: DType::F32,

@@ -3,7 +3,7 @@
 use super::manifest::devices;
 use super::results::{Example, kernels, unnoticed_of};
 use super::{FORMATS, fits, group_norm, launches};
-use crate::plan::{Plan, Request};
+use crate::plan::{Plan, Request, Task};
 use crate::{Algorithm, Variant};
 use std::collections::BTreeSet;
 use volup::testing::{Case, cases};
@@ -64,6 +64,7 @@ fn is_by_vectors(plan: &Plan) -> bool {
 /// A convolution by the definition, or the family that is asked for, then the normalization.
 fn request(case: &Case, dtype: DType, output_format: MemoryFormat) -> Request {
     Request {
+        task: Task::Forward,
         block: case.block,
         geometry: case.geometry(),
         dtype,

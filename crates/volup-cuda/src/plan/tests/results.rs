@@ -7,7 +7,7 @@ use super::machine::{Call, Machine};
 use super::manifest::{devices, variants_for};
 use super::shuffle;
 use super::{FORMATS, launches, planned};
-use crate::plan::{Argument, Buffer, Plan, Request, Step};
+use crate::plan::{Argument, Buffer, Plan, Request, Step, Task};
 use crate::{Algorithm, DeviceInfo, Variant};
 use std::collections::BTreeSet;
 use std::panic::AssertUnwindSafe;
@@ -49,6 +49,7 @@ impl Example {
 
     pub fn request(&self, algorithm: Algorithm, precision: Precision, formats: [MemoryFormat; 2]) -> Request {
         Request {
+            task: Task::Forward,
             block: self.case.block,
             geometry: self.case.geometry(),
             dtype: self.dtype,

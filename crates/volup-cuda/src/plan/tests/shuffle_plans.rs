@@ -3,7 +3,7 @@
 use super::manifest::devices;
 use super::results::{Choice, Example, features, kernels, unnoticed_of};
 use super::{FORMATS, fits, launches};
-use crate::plan::{Plan, Request};
+use crate::plan::{Plan, Request, Task};
 use crate::{Algorithm, DeviceInfo, Variant};
 use std::collections::BTreeSet;
 use volup::testing::{Case, cases};
@@ -207,6 +207,7 @@ fn shuffle_gemm_leaves_what_it_cannot_compute_to_the_definition() {
 fn request(line: &str, format: MemoryFormat) -> Request {
     let case = Case::parse("given", line, "given").expect("a valid case");
     Request {
+        task: Task::Forward,
         block: case.block,
         geometry: case.geometry(),
         dtype: DType::F32,

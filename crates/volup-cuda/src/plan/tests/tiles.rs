@@ -3,7 +3,7 @@
 use super::{fits, launches};
 use crate::Algorithm;
 use crate::device::made_up;
-use crate::plan::{Argument, Plan, Request, Step};
+use crate::plan::{Argument, Plan, Request, Step, Task};
 use volup::{ConvSpec, DType, MemoryFormat, Precision};
 
 const FIRST: MemoryFormat = MemoryFormat::Contiguous;
@@ -36,6 +36,7 @@ fn request(
     precision: Precision,
 ) -> Request {
     Request {
+        task: Task::Forward,
         block: conv.into(),
         geometry: conv.geometry(2, input).unwrap(),
         dtype,

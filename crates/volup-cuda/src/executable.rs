@@ -78,27 +78,62 @@ pub struct Pointers {
     pub norm_bias: u64,
     /// The output, in its memory format; every element is written.
     pub output: u64,
-    /// [`Forward::workspace_bytes`] of memory, at a multiple of 256 bytes.
+    /// The convolution's output, as [`volup::Saved`] has it and in the output's memory format: written by the
+    /// forward pass of training, read by the backward pass.
+    pub convolution: u64,
+    /// The means of the normalization's groups, likewise, in the accumulator's type.
+    pub mean: u64,
+    /// One over their standard deviations, likewise.
+    pub rstd: u64,
+    /// The gradient of the output, in the output's memory format.
+    pub grad_output: u64,
+    /// The gradient of the input, in the input's memory format; it and those below are written where they
+    /// are wanted.
+    pub grad_input: u64,
+    /// The gradient of the weight.
+    pub grad_weight: u64,
+    /// The gradient of the convolution's bias.
+    pub grad_bias: u64,
+    /// The gradient of the normalization's weight.
+    pub grad_norm_weight: u64,
+    /// The gradient of the normalization's bias.
+    pub grad_norm_bias: u64,
+    /// [`Executable::workspace_bytes`] of memory, at a multiple of 256 bytes.
     pub workspace: u64,
 }
 
 impl Pointers {
+    /// What the addresses are called, and which they are.
+    fn named(&self) -> [(&'static str, u64); 16] {
+        [
+            ("input", self.input),
+            ("weight", self.weight),
+            ("bias", self.bias),
+            ("norm_weight", self.norm_weight),
+            ("norm_bias", self.norm_bias),
+            ("output", self.output),
+            ("convolution", self.convolution),
+            ("mean", self.mean),
+            ("rstd", self.rstd),
+            ("grad_output", self.grad_output),
+            ("grad_input", self.grad_input),
+            ("grad_weight", self.grad_weight),
+            ("grad_bias", self.grad_bias),
+            ("grad_norm_weight", self.grad_norm_weight),
+            ("grad_norm_bias", self.grad_norm_bias),
+            ("workspace", self.workspace),
+        ]
+    }
+
     /// Whether all addresses are multiples of what they have to be.
     fn check(&self) -> Result<()> {
-        let Pointers { input, weight, bias, norm_weight, norm_bias, output, workspace } = *self;
-        let tensors = [
-            ("input", input, 16),
-            ("weight", weight, 16),
-            ("bias", bias, 16),
-            ("norm_weight", norm_weight, 16),
-            ("norm_bias", norm_bias, 16),
-            ("output", output, 16),
-            ("workspace", workspace, 256),
-        ];
-        match tensors.into_iter().find(|&(_, got, expected)| !got.is_multiple_of(expected)) {
-            Some((param, got, expected)) => Err(Error::Misaligned { param, got, expected }),
-            None => Ok(()),
+        for (param, got) in self.named() {
+            let expected = if param == "workspace" { 256 } else { 16 };
+            if !got.is_multiple_of(expected) {
+                return Err(Error::Misaligned { param, got, expected });
+            }
         }
+        Ok(())
     }
 
     fn address(&self, buffer: Buffer, offset: u64) -> u64 {
@@ -109,6 +144,15 @@ impl Pointers {
             Buffer::NormWeight => self.norm_weight,
             Buffer::NormBias => self.norm_bias,
             Buffer::Output => self.output,
+            Buffer::Convolution => self.convolution,
+            Buffer::Mean => self.mean,
+            Buffer::Rstd => self.rstd,
+            Buffer::GradOutput => self.grad_output,
+            Buffer::GradInput => self.grad_input,
+            Buffer::GradWeight => self.grad_weight,
+            Buffer::GradBias => self.grad_bias,
+            Buffer::GradNormWeight => self.grad_norm_weight,
+            Buffer::GradNormBias => self.grad_norm_bias,
             Buffer::Workspace => self.workspace,
         };
         if start == 0 { 0 } else { start + offset }
@@ -117,7 +161,7 @@ impl Pointers {
 
 /// A block, planned for inputs of one size on one device, with its kernels loaded.
 #[derive(Debug)]
-pub struct Forward {
+pub struct Executable {
     plan: Plan,
     actions: Vec<Action>,
 }
@@ -139,24 +183,24 @@ enum Action {
     },
 }
 
-impl Forward {
+impl Executable {
     /// Plans a request and loads its kernels.
     ///
     /// # Errors
     /// [`Error::NoKernels`], [`Error::NoKernelsForArch`], [`Error::MissingKernel`], [`Error::Overflow`],
     /// [`Error::OutOfDeviceMemory`], [`Error::Cuda`].
-    pub fn new(device: &Arc<Device>, request: &Request) -> Result<Forward> {
+    pub fn new(device: &Arc<Device>, request: &Request) -> Result<Executable> {
         let variants = Manifest::embedded().for_device(device.info())?;
-        Forward::of(device, Plan::new(request, device.info(), &variants)?)
+        Executable::of(device, Plan::new(request, device.info(), &variants)?)
     }
 
     /// Loads the kernels of a plan, which was made for the device with the kernels of this build.
     ///
     /// # Errors
     /// [`Error::OutOfDeviceMemory`], [`Error::Cuda`].
-    pub fn of(device: &Arc<Device>, plan: Plan) -> Result<Forward> {
+    pub fn of(device: &Arc<Device>, plan: Plan) -> Result<Executable> {
         let actions = plan.steps.iter().map(|step| Action::new(device, step)).collect::<Result<_>>()?;
-        Ok(Forward { plan, actions })
+        Ok(Executable { plan, actions })
     }
 
     /// What will be done.
@@ -164,7 +208,7 @@ impl Forward {
         &self.plan
     }
 
-    /// How much memory [`Forward::run`] works in besides its tensors, from a multiple of 256 bytes on.
+    /// How much memory [`Executable::run`] works in besides its tensors, from a multiple of 256 bytes on.
     pub fn workspace_bytes(&self) -> usize {
         self.plan.workspace_bytes
     }
@@ -191,7 +235,7 @@ impl Forward {
 
 impl Action {
     /// # Safety
-    /// As [`Forward::run`], of whose actions this is one.
+    /// As [`Executable::run`], of whose actions this is one.
     unsafe fn run(&self, pointers: &Pointers, stream: &Stream) -> Result<()> {
         match self {
             // SAFETY: the plan took these words of the workspace, which the caller answers for.
