@@ -5,8 +5,8 @@
     python bench/replay.py plans.json crates/volup-kernels/cubins/sm_90 --steps
 
 A change of a kernel is measured so without building volup anew: the plans, and what launches are
-given, stay as they were. Results are compared with float64 on the first and the last sample. Times
-are medians; between runs the second-level cache is overwritten.
+given, stay as they were. Results are compared with float64, those of the forward pass on the first
+and the last sample. Times are medians; between runs the second-level cache is overwritten.
 """
 
 import argparse
@@ -27,9 +27,10 @@ DTYPES = {
     "tf32": torch.float32,
     "bf16": torch.bfloat16,
     "f16": torch.float16,
+    "f64": torch.float64,
 }
 # Of ||got - exact|| / ||exact||.
-LIMITS = {"ieee": 2e-6, "tf32": 2e-3, "bf16": 1e-2, "f16": 2e-3}
+LIMITS = {"ieee": 2e-6, "tf32": 2e-3, "bf16": 1e-2, "f16": 2e-3, "f64": 1e-12}
 FORMATS = {"ncdhw": torch.contiguous_format, "ndhwc": torch.channels_last_3d}
 NUMBERS = {
     "i32": ctypes.c_int32,
@@ -105,7 +106,7 @@ class Driver:
         values = [
             NUMBERS[kind](value)
             if kind in NUMBERS
-            else ctypes.c_uint64(buffers[kind] + value if buffers[kind] else 0)
+            else ctypes.c_uint64(buffers[kind] + value if buffers.get(kind) else 0)
             for kind, value in step["arguments"]
         ]
         addresses = [ctypes.cast(ctypes.pointer(value), ctypes.c_void_p) for value in values]
@@ -139,21 +140,23 @@ def activated(x: Tensor, activation: str | None) -> Tensor:
     return getattr(torch if name in ("sigmoid", "tanh") else functional, name)(x)
 
 
-def exact(plan: dict[str, Any], x: Tensor, vectors: dict[str, Tensor], weight: Tensor) -> Tensor:
+def exact(
+    plan: dict[str, Any], x: Tensor, of: dict[str, Tensor]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """In float64 the convolution's output, its activation, and the block's output."""
     names = ("stride", "padding", "output_padding", "groups", "dilation")
-    of = {name: vector.double() for name, vector in vectors.items()}
     y = functional.conv_transpose3d(
-        x.double().contiguous(),
-        weight.double(),
+        x,
+        of["Weight"],
         of["Bias"] if plan["bias"] else None,
         **{name: plan[name] for name in names},
     )
-    y = activated(y, plan["activation"])
+    a = z = activated(y, plan["activation"])
     if plan["norm"]:
         groups, eps, affine = plan["norm"]
         scale = (of["NormWeight"], of["NormBias"]) if affine else (None, None)
-        y = torch.group_norm(y, groups, *scale, eps)
-    return activated(y, plan["post_activation"])
+        z = torch.group_norm(z, groups, *scale, eps)
+    return y, a, activated(z, plan["post_activation"])
 
 
 def median_us(runs: list[Callable[[], None]], rounds: int, junk: Tensor) -> list[float]:
@@ -173,29 +176,86 @@ def median_us(runs: list[Callable[[], None]], rounds: int, junk: Tensor) -> list
     return [statistics.median(taken) for taken in times]
 
 
+def distance(got: Tensor, expected: Tensor) -> float:
+    return ((got - expected).norm() / expected.norm()).nan_to_num(1).item()
+
+
+def forward_error(plan: dict[str, Any], given: dict[str, Tensor], y: Tensor) -> float:
+    of = {name: tensor.double() for name, tensor in given.items() if name != "Input"}
+    error = 0.0
+    for sample in {0, len(y) - 1}:
+        one = slice(sample, sample + 1)
+        x = given["Input"][one].double().contiguous()
+        error = max(error, distance(y[one], exact(plan, x, of)[2]))
+    return error
+
+
+class Gradients:
+    """What the passes of training read and write, and what they should."""
+
+    def __init__(self, plan: dict[str, Any], given: dict[str, Tensor], format: Any) -> None:
+        leaves = {name: t.double().contiguous().requires_grad_() for name, t in given.items()}
+        y, a, z = exact(plan, leaves["Input"], leaves)
+        y.retain_grad()
+        dtype = given["Input"].dtype
+        grad = torch.randn(z.shape, device="cuda").to(dtype, memory_format=format)
+        z.backward(grad.double())
+        self.expected = {"Output": z.detach(), "Convolution": y.detach()}
+        self.given = {"GradOutput": grad, "Convolution": y.detach().to(dtype, memory_format=format)}
+        if plan["norm"]:
+            groups, eps, _ = plan["norm"]
+            rows = a.detach().view(len(a), groups, -1)
+            rstd = (rows.var(2, correction=0) + eps).rsqrt()
+            self.expected |= {"Mean": rows.mean(2), "Rstd": rstd}
+        accumulator = torch.promote_types(dtype, torch.float32)
+        for name in ("Mean", "Rstd"):
+            if name in self.expected:
+                self.given[name] = self.expected[name].to(accumulator)
+        if "Backward" in plan["task"]:
+            self.expected = {f"Grad{k}": t.grad for k, t in leaves.items() if t.grad is not None}
+        else:
+            self.given = {}
+        self.got = {
+            name: torch.full_like(
+                tensor,
+                torch.nan,
+                dtype=accumulator if name in ("Mean", "Rstd") else dtype,
+                memory_format=format if tensor.dim() == 5 and name != "GradWeight" else None,
+            )
+            for name, tensor in self.expected.items()
+        }
+
+    def error(self) -> float:
+        worst = {k: distance(self.got[k], expected) for k, expected in self.expected.items()}
+        print("  ", " ".join(f"{name} {error:.1e}" for name, error in worst.items()))
+        return max(worst.values())
+
+
 def replay(plan: dict[str, Any], driver: Driver, args: argparse.Namespace, junk: Tensor) -> bool:
     """Prints a line on a plan; whether its result is right."""
     precision, dtype = plan["precision"], DTYPES[plan["precision"]]
+    format = FORMATS[plan["layout"]]
     random = torch.Generator("cuda").manual_seed(1)
     fresh = {"device": "cuda", "generator": random}
-    x = torch.randn(plan["input"], **fresh).to(dtype, memory_format=FORMATS[plan["layout"]])
-    weight = torch.randn(plan["weight"], **fresh).to(dtype)
     channels = plan["output"][1]
-    vectors = {
-        name: torch.randn(channels, **fresh).to(dtype)
-        for name in ("Bias", "NormWeight", "NormBias")
-    }
+    shapes = {"Input": plan["input"], "Weight": plan["weight"]}
+    if plan["bias"]:
+        shapes["Bias"] = [channels]
+    if plan["norm"] and plan["norm"][2]:
+        shapes |= {"NormWeight": [channels], "NormBias": [channels]}
+    given = {name: torch.randn(shape, **fresh).to(dtype) for name, shape in shapes.items()}
+    given["Input"] = given["Input"].to(memory_format=format)
     # What no launch writes shows.
     y = torch.full(plan["output"], torch.nan, device="cuda", dtype=dtype)
-    y = y.to(memory_format=FORMATS[plan["layout"]])
+    y = y.to(memory_format=format)
+    tensors = given | {"Output": y}
+    gradients = None
+    if plan["task"] != "Forward":
+        gradients = Gradients(plan, given, format)
+        tensors = given | gradients.given | gradients.got
     workspace = torch.full((plan["workspace"] + ALIGNMENT,), 0x7F, device="cuda", dtype=torch.uint8)
-    buffers = {name: vector.data_ptr() for name, vector in vectors.items()}
-    buffers |= {"Input": x.data_ptr(), "Weight": weight.data_ptr(), "Output": y.data_ptr()}
+    buffers = {name: tensor.data_ptr() for name, tensor in tensors.items()}
     buffers["Workspace"] = -(-workspace.data_ptr() // ALIGNMENT) * ALIGNMENT
-    if not plan["bias"]:
-        buffers["Bias"] = 0
-    if not (plan["norm"] and plan["norm"][2]):
-        buffers["NormWeight"] = buffers["NormBias"] = 0
 
     launches = [driver.launch(step, buffers) for step in plan["steps"]]
 
@@ -205,11 +265,7 @@ def replay(plan: dict[str, Any], driver: Driver, args: argparse.Namespace, junk:
 
     run()
     torch.cuda.synchronize()
-    error = 0.0
-    for sample in {0, len(x) - 1}:
-        one = slice(sample, sample + 1)
-        expected = exact(plan, x[one], vectors, weight)
-        error = max(error, ((y[one] - expected).norm() / expected.norm()).nan_to_num(1).item())
+    error = gradients.error() if gradients else forward_error(plan, given, y)
     right = error <= LIMITS[precision]
     line = f"{plan['shape']:22} {plan['layout']:6}{precision:5} error {error:.1e}"
     line += "" if right else " WRONG"

@@ -6,18 +6,23 @@
 //! ```
 //!
 //! Names of the case table or of published shapes, `cases` for the whole table, or one case
-//! in the notation of the table; precisions `ieee`, `tf32`, `bf16`, `f16`; layouts; how many plans of
-//! each, those that are expected to be fastest; if wanted, of which family.
+//! in the notation of the table; precisions `ieee`, `tf32`, `bf16`, `f16`, `f64`; layouts; how many plans of
+//! each, those that are expected to be fastest; if wanted, of which family, or `training` or `backward` for
+//! the plan of that pass.
 
 use serde_json::{Value, json};
 use std::error::Error;
 use volup::testing::{Case, cases, published};
-use volup::{DType, MemoryFormat, Precision};
+use volup::{DType, MemoryFormat, Precision, Wanted};
 use volup_cuda::{Arch, Argument, DeviceInfo, Manifest, Plan, Request, Step, Task};
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let family = arguments.get(4).map(|name| name.parse()).transpose()?;
+    let (task, family) = match arguments.get(4).map(String::as_str) {
+        Some("training") => (Task::Training { output: true }, None),
+        Some("backward") => (Task::Backward(Wanted::ALL), None),
+        name => (Task::Forward, name.map(str::parse).transpose()?),
+    };
     let [names, precisions, layouts, most, ..] = &arguments[..] else {
         return Err(
             "expected: shapes, precisions, layouts (each divided by commas), how many plans, perhaps a family".into()
@@ -36,8 +41,12 @@ fn main() -> Result<(), Box<dyn Error>> {
     for case in wanted(names)? {
         for precision in precisions.split(',') {
             for layout in layouts.split(',') {
-                let request = Request { algorithm: family, ..request(&case, precision, layout)? };
-                for plan in Plan::candidates(&request, &device, &variants, most.parse()?)? {
+                let request = Request { task, algorithm: family, ..request(&case, precision, layout)? };
+                let found = match task {
+                    Task::Forward => Plan::candidates(&request, &device, &variants, most.parse()?)?,
+                    _ => vec![Plan::new(&request, &device, &variants)?],
+                };
+                for plan in found {
                     plans.push(described(&case, &request, [precision, layout], &plan));
                 }
             }
@@ -68,6 +77,7 @@ fn request(case: &Case, precision: &str, layout: &str) -> Result<Request, Box<dy
         "tf32" => (DType::F32, Precision::Tf32),
         "bf16" => (DType::Bf16, Precision::Ieee),
         "f16" => (DType::F16, Precision::Ieee),
+        "f64" => (DType::F64, Precision::Ieee),
         other => return Err(format!("no precision is called {other}").into()),
     };
     let format = match layout {
@@ -90,7 +100,7 @@ fn request(case: &Case, precision: &str, layout: &str) -> Result<Request, Box<dy
 fn described(case: &Case, request: &Request, [precision, layout]: [&str; 2], plan: &Plan) -> Value {
     let (geometry, conv) = (&request.geometry, request.geometry.conv());
     json!({
-        "shape": case.name, "precision": precision, "layout": layout,
+        "shape": case.name, "task": format!("{:?}", request.task), "precision": precision, "layout": layout,
         "input": geometry.input_shape(), "weight": conv.weight_shape(), "output": geometry.output_shape(),
         "stride": conv.stride(), "padding": conv.padding(), "output_padding": conv.output_padding(),
         "dilation": conv.dilation(), "groups": conv.groups(), "bias": conv.has_bias(),

@@ -3,8 +3,10 @@
 //! A plan is a pure function of the block, its sizes, the device and the kernels at hand, so it is
 //! tested without a GPU. [`crate::Executable`] runs one.
 
+mod backward;
 mod box_gemm;
 mod direct;
+mod epilogue;
 mod halo_gemm;
 mod interleave;
 mod linear_gemm;
@@ -14,6 +16,7 @@ mod phases;
 mod shuffle_gemm;
 #[cfg(test)]
 mod tests;
+mod weight_gradient;
 
 use crate::{Algorithm, DeviceInfo, Variant};
 use std::fmt;
@@ -147,6 +150,22 @@ impl Step {
     fn launch(variant: Variant, grid: [u32; 3], arguments: Vec<Argument>) -> Step {
         Step::Launch { variant, grid, shared: 0, arguments, overlap: false }
     }
+
+    /// The same with other buffers: what a buffer and bytes into it become.
+    fn moved(&self, to: impl Fn(Buffer, u64) -> (Buffer, u64)) -> Step {
+        let mut step = self.clone();
+        match &mut step {
+            Step::Clear { at, .. } => *at = to(Buffer::Workspace, *at).1,
+            Step::Launch { arguments, .. } => {
+                for argument in arguments {
+                    if let Argument::Pointer(buffer, offset) = argument {
+                        (*buffer, *offset) = to(*buffer, *offset);
+                    }
+                }
+            }
+        }
+        step
+    }
 }
 
 /// What is done for a block, in order.
@@ -192,6 +211,9 @@ struct Context<'a> {
     request: &'a Request,
     device: &'a DeviceInfo,
     variants: &'a [&'a Variant],
+    /// Whether operands may be of any magnitudes beside each other, as gradients are: the split, which has bits for 2^26
+    /// times less than its largest, is then left to devices that have nothing else.
+    wide_range: bool,
 }
 
 impl<'a> Context<'a> {
@@ -374,6 +396,12 @@ impl<'a> Family<'a> {
         all.extend(interleave::Interleave::new(context).map(Family::Interleave));
         all.extend(box_gemm::BoxGemm::all(context).into_iter().map(Family::Box));
         all.extend(shuffle_gemm::ShuffleGemm::all(context).into_iter().map(Family::Shuffle));
+        if context.wide_range && pack::Operand::of(context) == Some(pack::Operand::Split) {
+            let any = |family: &Family<'_>| matches!(family, Family::Box(_) | Family::Shuffle(_));
+            if all.iter().any(any) {
+                all.retain(any);
+            }
+        }
         let asked_for = |wanted| all.iter().any(|family: &Family<'_>| family.algorithm() == wanted);
         if all.is_empty() || !context.request.algorithm.is_none_or(asked_for) {
             all.extend(linear_gemm::Linear::new(context)?.map(Family::Linear));
@@ -411,7 +439,18 @@ impl Plan {
     /// [`Error::MissingKernel`] if the build lacks what the plan needs; [`Error::Overflow`] for sizes
     /// past what the kernels count to.
     pub fn new(request: &Request, device: &DeviceInfo, variants: &[&Variant]) -> Result<Plan> {
-        let context = Context { request, device, variants };
+        let context = Context { request, device, variants, wide_range: false };
+        match request.task {
+            Task::Forward => Plan::forward(context),
+            _ if request.geometry.batch() == 0 => Ok(Plan::nothing()),
+            Task::Training { output } => Plan::training(context, output),
+            Task::Backward(wanted) => Plan::backward(context, wanted),
+        }
+    }
+
+    /// What computes a block's output.
+    fn forward(context: Context<'_>) -> Result<Plan> {
+        let request = context.request;
         let mut families = Family::all(context)?;
         match request.algorithm {
             Some(wanted) => {
@@ -442,7 +481,7 @@ impl Plan {
         variants: &[&Variant],
         most: usize,
     ) -> Result<Vec<Plan>> {
-        let context = Context { request, device, variants };
+        let context = Context { request, device, variants, wide_range: false };
         let mut families = Family::all(context)?;
         families.retain(|family| request.algorithm.is_none_or(|wanted| wanted == family.algorithm()));
         families.sort_by(|one, other| one.seconds(context).total_cmp(&other.seconds(context)));
@@ -456,6 +495,48 @@ impl Plan {
         Ok(plans)
     }
 
+    /// That of an empty batch.
+    fn nothing() -> Plan {
+        let (steps, summary) = (Vec::new(), "nothing to do".to_string());
+        Plan { steps, workspace_bytes: 0, algorithm: Algorithm::Direct, seconds: 0.0, summary }
+    }
+
+    /// What computes the convolution's output, which is saved, the statistics of what follows, and the output. Of a bare
+    /// convolution nothing is saved.
+    fn training(context: Context<'_>, output: bool) -> Result<Plan> {
+        let request = context.request;
+        let bare = BlockSpec::from(*request.block.conv());
+        if request.block == bare {
+            return if output { Plan::forward(context) } else { Ok(Plan::nothing()) };
+        }
+        let mut plan = Plan::forward(Context { request: &Request { block: bare, ..*request }, ..context })?;
+        let saved =
+            |buffer, offset| (if buffer == Buffer::Output { Buffer::Convolution } else { buffer }, offset);
+        plan.steps = plan.steps.iter().map(|step| step.moved(saved)).collect();
+        if let Some(norm) = request.block.norm() {
+            // The convolution is done: its memory serves again.
+            let mut again = Workspace::default();
+            epilogue::statistics(context, norm, &mut again, &mut plan.steps)?;
+            plan.workspace_bytes = plan.workspace_bytes.max(again.bytes);
+        }
+        if output {
+            epilogue::output(context, &mut plan.steps)?;
+        }
+        plan.seconds += after(context);
+        plan.summary.push_str("; saved for training");
+        Ok(plan)
+    }
+
+    /// What computes gradients.
+    fn backward(context: Context<'_>, wanted: Wanted) -> Result<Plan> {
+        let backward = backward::Backward::new(context, wanted)?;
+        let (mut workspace, mut steps) = (Workspace::default(), Vec::new());
+        backward.steps(&mut workspace, &mut steps)?;
+        let algorithm = backward.algorithm();
+        let (seconds, summary) = (backward.seconds(), backward.to_string());
+        Ok(Plan { steps, workspace_bytes: workspace.bytes, algorithm, seconds, summary })
+    }
+
     /// The time that all steps are expected to take, in seconds.
     pub fn seconds(&self) -> f64 {
         self.seconds
@@ -465,14 +546,7 @@ impl Plan {
     fn of(context: Context<'_>, family: Option<Family<'_>>) -> Result<Plan> {
         let request = context.request;
         if request.geometry.batch() == 0 {
-            let (steps, summary) = (Vec::new(), "nothing to do".to_string());
-            return Ok(Plan {
-                steps,
-                workspace_bytes: 0,
-                algorithm: Algorithm::Direct,
-                seconds: 0.0,
-                summary,
-            });
+            return Ok(Plan::nothing());
         }
         let mut workspace = Workspace::default();
         let mut steps = Vec::new();

@@ -51,20 +51,31 @@ impl Partials {
         workspace: &mut Workspace,
         steps: &mut Vec<Step>,
     ) -> Result<[Argument; 2]> {
-        let [samples, ..] = context.request.geometry.output_shape();
-        let groups = norm.groups();
-        let accumulator = context.accumulator_name();
-        let element = if accumulator == "f64" { 8 } else { 4 };
-        let statistics = [(); 2].map(|()| workspace.take(samples * groups * element));
+        let count = context.request.geometry.batch() * norm.groups();
+        let element = context.request.dtype.accumulator().size();
+        let statistics = [(); 2].map(|()| workspace.take(count * element));
         let statistics = statistics.map(|at| Argument::Pointer(Buffer::Workspace, at));
+        self.merge_to(context, norm, statistics, steps)?;
+        Ok(statistics)
+    }
+
+    /// Launches their merge to two arrays, of the mean and of 1/sigma of every sample and group.
+    pub(super) fn merge_to(
+        &self,
+        context: Context<'_>,
+        norm: NormSpec,
+        statistics: [Argument; 2],
+        steps: &mut Vec<Step>,
+    ) -> Result<()> {
+        let (samples, groups) = (context.request.geometry.batch(), norm.groups());
         let mut arguments = self.arrays.to_vec();
         arguments.extend(statistics);
         push(&mut arguments, [samples, groups, self.chunks, self.repeats, self.columns])?;
         arguments.extend(self.steps.map(|stride| Argument::I64(stride as i64)));
         arguments.push(Argument::F64(norm.eps()));
-        let variant = *context.kernel("norm_merge", &[accumulator], &[])?;
+        let variant = *context.kernel("norm_merge", &[context.accumulator_name()], &[])?;
         steps.push(Step::launch(variant, blocks(context, samples * groups), arguments));
-        Ok(statistics)
+        Ok(())
     }
 }
 

@@ -1,5 +1,5 @@
 // Elements of tensors and of operands, by `KIND` (0: f16 or bf16, with TYPE_F16 or TYPE_BF16; 1: float32 rounded to
-// tf32; 2: float32 as two fp16; 3: float32 as two tf32).
+// tf32; 2: float32 as two fp16; 3: float32 as two tf32; 4: float64, which no operand is made of).
 
 #pragma once
 
@@ -23,6 +23,8 @@ using Element = Half;
 using Element = Bfloat;
 #define OPERAND "bf16"
 #endif
+#elif KIND == 4
+using Element = double;
 #else
 using Element = float;
 #if KIND == 2
@@ -33,9 +35,17 @@ using Element = float;
 #endif
 
 /// Parts of an operand, and elements of 16 bytes of it.
-constexpr int PARTS = KIND >= 2 ? 2 : 1;
-constexpr int E = KIND == 1 || KIND == 3 ? 4 : 8;
+constexpr int PARTS = KIND == 2 || KIND == 3 ? 2 : 1;
+constexpr int E = KIND == 4 ? 2 : KIND == 1 || KIND == 3 ? 4 : 8;
 
+/// What sums are kept in.
+#if KIND == 4
+using Sum = double;
+#else
+using Sum = float;
+#endif
+
+__device__ __forceinline__ double widen(double x) { return x; }
 __device__ __forceinline__ float widen(float x) { return x; }
 __device__ __forceinline__ float widen(Half x) {
     float y;
@@ -43,6 +53,7 @@ __device__ __forceinline__ float widen(Half x) {
     return y;
 }
 __device__ __forceinline__ float widen(Bfloat x) { return __uint_as_float((unsigned)x.bits << 16); }
+__device__ __forceinline__ void narrow(double x, double *y) { *y = x; }
 __device__ __forceinline__ void narrow(float x, float *y) { *y = x; }
 __device__ __forceinline__ void narrow(float x, Half *y) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y->bits) : "f"(x)); }
 __device__ __forceinline__ void narrow(float x, Bfloat *y) { asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y->bits) : "f"(x)); }

@@ -1,0 +1,403 @@
+//! Planning the backward pass. The gradient of the convolution's output is written by rows, in which each tap is a constant
+//! number of rows further on for every voxel of the input: the gradient of the input is then a convolution of stride 1, that
+//! of the weight a matrix product. The kernels' files say what the numbers mean.
+
+use super::epilogue::{self, NULL, grid, kernel, norm_arguments, push_activations, sum_bytes};
+use super::weight_gradient::WeightGradient;
+use super::{Argument, Buffer, Context, Plan, Request, Step, Task, Workspace, gcd, int, push, strides};
+use crate::Algorithm;
+use std::fmt;
+use volup::{Axis, BlockSpec, ConvSpec, DType, Error, MemoryFormat, Result, Wanted};
+
+/// Blocks a multiprocessor of the kernels that compute by the definition; fewer for launches that seldom have work to do.
+const BLOCKS: usize = 16;
+const IDLE_BLOCKS: usize = 2;
+/// Positions and channels of a block of `gradient_rows`.
+const POSITIONS: usize = 64;
+const CHANNELS: usize = 32;
+/// Bytes a second that rows are written, and read, at.
+const ROWS: f64 = 2.5e12;
+
+/// One axis as the rows see it: taps of equal residue are a class.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct TapAxis {
+    pub(super) axis: Axis,
+    /// Classes, which are those of the first taps.
+    pub(super) classes: usize,
+    /// From one tap of a class to its next: taps, and rows.
+    pub(super) step: usize,
+    pub(super) apart: usize,
+    /// Taps of the class that has most.
+    pub(super) count: usize,
+    /// The input's voxels and as many more as taps reach.
+    pub(super) rows: usize,
+}
+
+impl TapAxis {
+    fn new(axis: Axis) -> TapAxis {
+        let common = gcd(axis.stride, axis.dilation);
+        let (step, apart) = (axis.stride / common, axis.dilation / common);
+        let count = axis.kernel.div_ceil(step);
+        TapAxis {
+            axis,
+            classes: step.min(axis.kernel),
+            step,
+            apart,
+            count,
+            rows: axis.input + (count - 1) * apart,
+        }
+    }
+
+    /// What kernels are told that go by the definition.
+    fn push(&self, arguments: &mut Vec<Argument>) -> Result<()> {
+        let Axis { input, output, stride, padding, dilation, kernel, .. } = self.axis;
+        push(
+            arguments,
+            [
+                input,
+                output,
+                stride,
+                padding,
+                dilation,
+                kernel,
+                self.rows,
+                self.classes,
+                self.step,
+                self.apart,
+            ],
+        )
+    }
+}
+
+/// How both operands lie in rows.
+pub(super) struct Rows {
+    pub(super) axes: [TapAxis; 3],
+    pub(super) groups: usize,
+    pub(super) group_in: usize,
+    pub(super) group_out: usize,
+    /// Elements of a group in a row of the gradient: of each class its channels, then zeros to a multiple of 16 bytes.
+    pub(super) slots: usize,
+    /// Elements of a row of the input.
+    pub(super) x_pitch: usize,
+    /// Rows.
+    pub(super) count: usize,
+}
+
+impl Rows {
+    fn new(context: Context<'_>) -> Result<Rows> {
+        let (geometry, conv) = (&context.request.geometry, context.request.geometry.conv());
+        let vector = 16 / context.request.dtype.size();
+        let axes = geometry.axes().map(TapAxis::new);
+        let groups = conv.groups();
+        let (group_in, group_out) = (conv.in_channels() / groups, conv.out_channels() / groups);
+        let slots = group_out * axes.iter().map(|axis| axis.classes).product::<usize>();
+        let slots =
+            if (groups * slots).is_multiple_of(vector) { slots } else { slots.next_multiple_of(vector) };
+        let x_pitch = conv.in_channels().next_multiple_of(vector);
+        let count = axes.iter().map(|axis| axis.rows).try_fold(geometry.batch(), usize::checked_mul);
+        // Voxels are counted in 32 bits.
+        let count =
+            count.filter(|&count| count < 1 << 30).ok_or(Error::Overflow { what: "voxels on the GPU" })?;
+        Ok(Rows { axes, groups, group_in, group_out, slots, x_pitch, count })
+    }
+
+    /// Elements of a row of the gradient.
+    pub(super) fn pitch(&self) -> usize {
+        self.groups * self.slots
+    }
+
+    pub(super) fn taps(&self) -> usize {
+        self.axes.iter().map(|axis| axis.axis.kernel).product()
+    }
+
+    fn push_axes(&self, arguments: &mut Vec<Argument>) -> Result<()> {
+        self.axes.iter().try_for_each(|axis| axis.push(arguments))
+    }
+}
+
+/// The largest magnitudes among the control words: of the input, of the gradient and of the weight.
+const LARGEST: [u64; 3] = [0, 4, 8];
+const CONTROL_WORDS: usize = 4;
+
+/// The plan of a backward pass that some gradient is wanted of.
+pub(super) struct Backward<'a> {
+    context: Context<'a>,
+    wanted: Wanted,
+    rows: Rows,
+    input: Option<Plan>,
+    weight: Option<WeightGradient<'a>>,
+}
+
+impl fmt::Display for Backward<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("backward")?;
+        match &self.input {
+            Some(plan) => write!(f, "; input by {}", plan.summary)?,
+            None if self.wanted.input => f.write_str("; input by the definition")?,
+            None => {}
+        }
+        match &self.weight {
+            Some(weight) => write!(f, "; {weight}"),
+            None if self.wanted.weight => f.write_str("; weight by the definition"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl<'a> Backward<'a> {
+    pub(super) fn new(context: Context<'a>, wanted: Wanted) -> Result<Backward<'a>> {
+        let rows = Rows::new(context)?;
+        let fast = context.request.dtype != DType::F64;
+        let input = if wanted.input && fast { Some(input_plan(context, &rows)?) } else { None };
+        let weight = if wanted.weight && fast { WeightGradient::new(context, &rows) } else { None };
+        Ok(Backward { context, wanted, rows, input, weight })
+    }
+
+    /// The family that computes the gradient of the input.
+    pub(super) fn algorithm(&self) -> Algorithm {
+        self.input.as_ref().map_or(Algorithm::Direct, |plan| plan.algorithm)
+    }
+
+    /// The time that all is expected to take.
+    pub(super) fn seconds(&self) -> f64 {
+        let [n, channels, ..] = self.context.request.geometry.output_shape();
+        let output = (n
+            * channels
+            * self.context.request.geometry.output_voxels()
+            * self.context.request.dtype.size()) as f64;
+        let passes = if self.context.request.block.norm().is_some() { 5.0 } else { 3.0 };
+        let input = self.input.as_ref().map_or(0.0, Plan::seconds);
+        passes * output / ROWS + input + self.weight.as_ref().map_or(0.0, |weight| weight.seconds)
+    }
+
+    /// What is launched.
+    pub(super) fn steps(&self, workspace: &mut Workspace, steps: &mut Vec<Step>) -> Result<()> {
+        let Backward { context, wanted, rows, .. } = self;
+        let (context, request) = (*context, context.request);
+        let vectors = [wanted.bias, wanted.norm_weight, wanted.norm_bias];
+        let factors = wanted.input || wanted.weight;
+        let mut terms = NULL;
+        if vectors.contains(&true) || (factors && request.block.norm().is_some()) {
+            let found = epilogue::vectors(context, vectors, workspace, steps)?;
+            terms = if request.block.norm().is_some() { found } else { NULL };
+        }
+        if !factors {
+            return Ok(());
+        }
+        let control = workspace.take(CONTROL_WORDS * 4);
+        steps.push(Step::Clear { at: control, words: CONTROL_WORDS });
+        let gradient = workspace.take(rows.count * rows.pitch() * request.dtype.size());
+        if rows.slots * rows.groups
+            != rows.group_out * rows.groups * rows.axes.iter().map(|axis| axis.classes).product::<usize>()
+        {
+            steps.push(Step::Clear {
+                at: gradient,
+                words: (rows.count * rows.pitch() * request.dtype.size()).div_ceil(4),
+            });
+        }
+        steps.push(self.gradient_rows(control, gradient, terms)?);
+        let free = workspace.bytes;
+        let mut most = free;
+        if wanted.input {
+            let mut own = Workspace { bytes: free };
+            self.input_steps(control, gradient, &mut own, steps)?;
+            most = most.max(own.bytes);
+        }
+        if wanted.weight {
+            // The gradient of the input is done: its memory serves again.
+            let mut own = Workspace { bytes: free };
+            self.weight_steps(control, gradient, &mut own, steps)?;
+            most = most.max(own.bytes);
+        }
+        workspace.bytes = most;
+        Ok(())
+    }
+
+    /// The launch that writes the gradient of the convolution's output.
+    fn gradient_rows(&self, control: u64, out: u64, terms: Argument) -> Result<Step> {
+        let Rows { axes, groups, group_out, slots, .. } = &self.rows;
+        let request = self.context.request;
+        let block = &request.block;
+        let bare = *block == BlockSpec::from(*block.conv());
+        let y = if bare { NULL } else { Argument::Pointer(Buffer::Convolution, 0) };
+        let axes = axes.map(|axis| {
+            [
+                axis.axis.output,
+                axis.rows,
+                axis.classes,
+                axis.axis.stride,
+                axis.axis.padding,
+                axis.axis.dilation,
+            ]
+        });
+        let strides = strides(request.geometry.output_shape(), request.output_format);
+        let channels = block.conv().out_channels();
+        let [mean, rstd, gamma, beta] = norm_arguments(self.context);
+        let mut arguments =
+            vec![Argument::Pointer(Buffer::GradOutput, 0), Argument::Pointer(Buffer::Workspace, out)];
+        arguments.push(Argument::Pointer(Buffer::Workspace, control + LARGEST[1]));
+        arguments.extend([y, mean, rstd, terms, gamma, beta]);
+        push(&mut arguments, [channels, epilogue::group_channels(self.context)])?;
+        push_activations(self.context, &mut arguments);
+        push(&mut arguments, [*groups, *group_out, *slots])?;
+        self.rows_step(arguments, axes, channels, strides)
+    }
+
+    /// The launch that writes the input by rows, which have gaps where those of the gradient have more.
+    fn input_rows(&self, control: u64, out: u64) -> Result<Step> {
+        let request = self.context.request;
+        let axes = self.rows.axes.map(|axis| [axis.axis.input, axis.rows, 1, 1, 0, 1]);
+        let strides = strides(request.geometry.input_shape(), request.input_format);
+        let channels = request.block.conv().in_channels();
+        let mut arguments =
+            vec![Argument::Pointer(Buffer::Input, 0), Argument::Pointer(Buffer::Workspace, out)];
+        arguments.push(Argument::Pointer(Buffer::Workspace, control + LARGEST[0]));
+        arguments.extend([NULL; 6]);
+        push(&mut arguments, [channels, channels, 0, 0])?;
+        arguments.extend([Argument::F64(0.0); 2]);
+        push(&mut arguments, [1, channels, self.rows.x_pitch])?;
+        self.rows_step(arguments, axes, channels, strides)
+    }
+
+    fn rows_step(
+        &self,
+        mut arguments: Vec<Argument>,
+        axes: [[usize; 6]; 3],
+        channels: usize,
+        strides: [usize; 5],
+    ) -> Result<Step> {
+        let positions: usize = axes.iter().map(|[_, rows, classes, ..]| rows * classes).product();
+        int(positions)?;
+        push(&mut arguments, axes.into_iter().flatten())?;
+        arguments.extend(strides.map(|stride| Argument::I64(stride as i64)));
+        let blocks = self.context.request.geometry.batch()
+            * positions.div_ceil(POSITIONS)
+            * channels.div_ceil(CHANNELS);
+        Ok(Step::launch(kernel(self.context, "gradient_rows")?, grid(blocks)?, arguments))
+    }
+
+    /// The gradient of the input: a convolution of the gradient's rows, then where it cannot stand the definition.
+    fn input_steps(
+        &self,
+        control: u64,
+        gradient: u64,
+        workspace: &mut Workspace,
+        steps: &mut Vec<Step>,
+    ) -> Result<()> {
+        let (context, rows) = (self.context, &self.rows);
+        let mut words = NULL;
+        if let Some(plan) = &self.input {
+            let [d, h, w] = rows.axes;
+            let elements = rows.pitch() * rows.group_in * d.count * h.count * w.count;
+            let weight = workspace.take(elements * context.request.dtype.size());
+            let at = |offset: u64| Argument::Pointer(Buffer::Workspace, offset);
+            let mut arguments =
+                vec![Argument::Pointer(Buffer::Weight, 0), at(weight), at(control + LARGEST[2])];
+            push(&mut arguments, [rows.groups, rows.group_in, rows.group_out, rows.slots])?;
+            for axis in rows.axes {
+                push(&mut arguments, [axis.axis.kernel, axis.classes, axis.step, axis.count])?;
+            }
+            let blocks = elements.div_ceil(256).min(BLOCKS * context.device.multiprocessors);
+            steps.push(Step::launch(kernel(context, "gradient_weight")?, grid(blocks)?, arguments));
+            let base = workspace.take(plan.workspace_bytes);
+            steps.extend(plan.steps.iter().map(|step| {
+                step.moved(|buffer, offset| match buffer {
+                    Buffer::Input => (Buffer::Workspace, gradient + offset),
+                    Buffer::Weight => (Buffer::Workspace, weight + offset),
+                    Buffer::Output => (Buffer::GradInput, offset),
+                    Buffer::Workspace => (Buffer::Workspace, base + offset),
+                    other => (other, offset),
+                })
+            }));
+            words = at(control + LARGEST[1]);
+        }
+        let geometry = &context.request.geometry;
+        let mut arguments = [(Buffer::Workspace, gradient), (Buffer::Weight, 0), (Buffer::GradInput, 0)]
+            .map(|(buffer, offset)| Argument::Pointer(buffer, offset))
+            .to_vec();
+        arguments.push(words);
+        push(&mut arguments, [geometry.batch(), rows.groups, rows.group_in, rows.group_out, rows.slots])?;
+        rows.push_axes(&mut arguments)?;
+        let strides = strides(geometry.input_shape(), context.request.input_format);
+        arguments.extend(strides.map(|stride| Argument::I64(stride as i64)));
+        let tasks = geometry.input_shape().iter().product::<usize>().div_ceil(256);
+        steps.push(self.by_definition("direct_input_gradient", tasks, self.input.is_some(), arguments)?);
+        Ok(())
+    }
+
+    /// The gradient of the weight: by shares of the rows, then where those cannot stand by the definition; then their sum.
+    fn weight_steps(
+        &self,
+        control: u64,
+        gradient: u64,
+        workspace: &mut Workspace,
+        steps: &mut Vec<Step>,
+    ) -> Result<()> {
+        let (context, rows) = (self.context, &self.rows);
+        let input = workspace.take(rows.count * rows.x_pitch * context.request.dtype.size());
+        steps.push(self.input_rows(control, input)?);
+        let voxels: usize = context.request.geometry.batch()
+            * rows.axes.iter().map(|axis| axis.axis.input).product::<usize>();
+        let tile = 16;
+        let pairs = rows.groups * rows.group_in.div_ceil(tile) * rows.group_out.div_ceil(tile) * rows.taps();
+        let slots = BLOCKS * context.device.multiprocessors;
+        let splits = match &self.weight {
+            Some(weight) => weight.splits,
+            None => slots.div_ceil(pairs).min(voxels.div_ceil(1024)).max(1),
+        };
+        let elements = rows.taps() * rows.groups * rows.group_in * rows.group_out;
+        let partial = workspace.take(splits * elements * sum_bytes(context));
+        let at = |offset: u64| Argument::Pointer(Buffer::Workspace, offset);
+        let operands = [at(input), at(gradient), at(partial)];
+        if let Some(weight) = &self.weight {
+            steps.push(weight.step(rows, operands)?);
+        }
+        let mut arguments = operands.to_vec();
+        arguments.push(if self.weight.is_some() { at(control + LARGEST[0]) } else { NULL });
+        let batch = context.request.geometry.batch();
+        push(
+            &mut arguments,
+            [batch, rows.groups, rows.group_in, rows.group_out, rows.slots, rows.x_pitch, splits],
+        )?;
+        rows.push_axes(&mut arguments)?;
+        let tasks = pairs * splits;
+        int(tasks)?;
+        steps.push(self.by_definition("direct_weight_gradient", tasks, self.weight.is_some(), arguments)?);
+        let mut arguments = vec![at(partial), Argument::Pointer(Buffer::GradWeight, 0)];
+        push(&mut arguments, [splits, rows.taps(), rows.groups * rows.group_in, rows.group_out])?;
+        steps.push(Step::launch(
+            kernel(context, "weight_gradient_sum")?,
+            grid(elements.div_ceil(256))?,
+            arguments,
+        ));
+        Ok(())
+    }
+
+    /// The launch of a kernel that goes by the definition.
+    fn by_definition(&self, name: &str, tasks: usize, idle: bool, arguments: Vec<Argument>) -> Result<Step> {
+        let most = if idle { IDLE_BLOCKS } else { BLOCKS } * self.context.device.multiprocessors;
+        Ok(Step::launch(kernel(self.context, name)?, grid(tasks.clamp(1, most))?, arguments))
+    }
+}
+
+/// The convolution of stride 1 that is the gradient of the input.
+fn input_plan(context: Context<'_>, rows: &Rows) -> Result<Plan> {
+    let request = context.request;
+    let conv = ConvSpec::builder(rows.pitch(), rows.groups * rows.group_in, rows.axes.map(|axis| axis.count))
+        .padding(rows.axes.map(|axis| axis.apart * (axis.count - 1)))
+        .dilation(rows.axes.map(|axis| axis.apart))
+        .groups(rows.groups)
+        .build()?;
+    let geometry = conv.geometry(request.geometry.batch(), rows.axes.map(|axis| axis.rows))?;
+    let request = Request {
+        task: Task::Forward,
+        block: conv.into(),
+        geometry,
+        dtype: request.dtype,
+        precision: request.precision,
+        input_format: MemoryFormat::ChannelsLast3d,
+        output_format: request.input_format,
+        algorithm: request.algorithm,
+    };
+    Plan::forward(Context { request: &request, wide_range: true, ..context })
+}

@@ -1,0 +1,195 @@
+//! Planning what follows a convolution in the passes of training: statistics and output forward, sums backward. The kernels'
+//! files say what the numbers mean.
+
+use super::norm::Partials;
+use super::{Argument, Buffer, Context, Step, Workspace, activation_code, int, push};
+use crate::Variant;
+use volup::{DType, MemoryFormat, NormSpec, Result};
+
+/// Threads of a block, vectors that one holds, and how often it does, of NCDHW and of NDHWC.
+const THREADS: usize = 256;
+const VECTORS: usize = 4;
+const TURNS: [usize; 2] = [4, 8];
+/// Sums of a channel of a sample.
+const SUMS: usize = 5;
+
+/// An address that nothing is at.
+pub(super) const NULL: Argument = Argument::I64(0);
+
+/// The types and the `KIND` of kernels that are compiled for each type of tensors.
+pub(super) fn element(context: Context<'_>) -> (Vec<&'static str>, i64) {
+    match context.request.dtype {
+        DType::F32 => (vec![], 1),
+        DType::F16 | DType::Bf16 => (vec![context.type_name()], 0),
+        DType::F64 => (vec![], 4),
+    }
+}
+
+/// A kernel that is compiled for each type of tensors.
+pub(super) fn kernel(context: Context<'_>, name: &str) -> Result<Variant> {
+    let (types, kind) = element(context);
+    context.kernel(name, &types, &[("KIND", kind)]).copied()
+}
+
+/// Bytes of a sum.
+pub(super) fn sum_bytes(context: Context<'_>) -> usize {
+    context.request.dtype.accumulator().size()
+}
+
+/// A grid of blocks along the first axis.
+pub(super) fn grid(blocks: usize) -> Result<[u32; 3]> {
+    Ok([int(blocks)?.cast_unsigned(), 1, 1])
+}
+
+/// How tensors of the output's size are dealt out.
+struct Chunks {
+    last: bool,
+    vector: usize,
+    voxels: usize,
+    channels: usize,
+    chunks: usize,
+    channel_blocks: usize,
+    blocks: usize,
+}
+
+impl Chunks {
+    fn of(context: Context<'_>) -> Chunks {
+        let request = context.request;
+        let [samples, channels, ..] = request.geometry.output_shape();
+        let voxels = request.geometry.output_voxels();
+        let whole = 16 / request.dtype.size();
+        let last = request.output_format == MemoryFormat::ChannelsLast3d;
+        let vector = if last && !channels.is_multiple_of(whole) { 1 } else { whole };
+        let (chunks, channel_blocks, rows) = if last {
+            let across = channels / vector;
+            let high = THREADS / across.min(THREADS);
+            (voxels.div_ceil(TURNS[1] * VECTORS * high), across.div_ceil(THREADS), samples)
+        } else {
+            ((voxels + vector - 1).div_ceil(TURNS[0] * VECTORS * THREADS * vector), 1, samples * channels)
+        };
+        Chunks {
+            last,
+            vector,
+            voxels,
+            channels,
+            chunks,
+            channel_blocks,
+            blocks: rows * chunks * channel_blocks,
+        }
+    }
+
+    fn kernel(&self, context: Context<'_>, name: &str) -> Result<Variant> {
+        let (types, kind) = element(context);
+        let params = [("KIND", kind), ("LAST", i64::from(self.last)), ("VECTOR", self.vector as i64)];
+        context.kernel(name, &types, &params).copied()
+    }
+}
+
+/// What kernels are told of the normalization: its statistics and its parameters.
+pub(super) fn norm_arguments(context: Context<'_>) -> [Argument; 4] {
+    let buffers = [Buffer::Mean, Buffer::Rstd, Buffer::NormWeight, Buffer::NormBias];
+    let there = context.request.block.norm().is_some();
+    buffers.map(|buffer| if there { Argument::Pointer(buffer, 0) } else { NULL })
+}
+
+/// Adds what kernels are told of the activations: their codes, then their slopes.
+pub(super) fn push_activations(context: Context<'_>, arguments: &mut Vec<Argument>) {
+    let block = &context.request.block;
+    let codes = [block.activation(), block.post_activation()].map(activation_code);
+    arguments.extend(codes.map(|(code, _)| Argument::I32(code)));
+    arguments.extend(codes.map(|(_, slope)| Argument::F64(slope)));
+}
+
+/// Channels of a group of the normalization; of none, all.
+pub(super) fn group_channels(context: Context<'_>) -> usize {
+    context.request.block.conv().out_channels() / context.request.block.norm().map_or(1, |norm| norm.groups())
+}
+
+/// Launches the statistics of a convolution's output.
+pub(super) fn statistics(
+    context: Context<'_>,
+    norm: NormSpec,
+    workspace: &mut Workspace,
+    steps: &mut Vec<Step>,
+) -> Result<()> {
+    let of = Chunks::of(context);
+    let samples = context.request.geometry.batch();
+    let arrays = Partials::take(workspace, samples * of.channels * of.chunks, sum_bytes(context));
+    let mut arguments = vec![Argument::Pointer(Buffer::Convolution, 0)];
+    arguments.extend(arrays);
+    push(&mut arguments, [of.voxels, of.channels, of.chunks, of.channel_blocks])?;
+    let (code, slope) = activation_code(context.request.block.activation());
+    arguments.extend([code.into(), Argument::F64(slope)]);
+    steps.push(Step::launch(of.kernel(context, "channel_statistics")?, grid(of.blocks)?, arguments));
+    // Of a group and sample the channels are what others call chunks, and theirs lie side by side.
+    let per_group = of.channels / norm.groups();
+    let between = [of.channels * of.chunks, per_group * of.chunks, of.chunks, 0];
+    let partials = Partials { arrays, chunks: per_group, repeats: 1, columns: of.chunks, steps: between };
+    partials.merge_to(
+        context,
+        norm,
+        [Buffer::Mean, Buffer::Rstd].map(|buffer| Argument::Pointer(buffer, 0)),
+        steps,
+    )
+}
+
+/// Launches what makes the output of a convolution's.
+pub(super) fn output(context: Context<'_>, steps: &mut Vec<Step>) -> Result<()> {
+    let of = Chunks::of(context);
+    let mut arguments =
+        [Buffer::Convolution, Buffer::Output].map(|buffer| Argument::Pointer(buffer, 0)).to_vec();
+    arguments.extend(norm_arguments(context));
+    push(&mut arguments, [of.voxels, of.channels, group_channels(context), of.chunks, of.channel_blocks])?;
+    push_activations(context, &mut arguments);
+    steps.push(Step::launch(of.kernel(context, "block_output")?, grid(of.blocks)?, arguments));
+    Ok(())
+}
+
+/// Launches the gradients of the parameters that are vectors, those that are wanted. Returns where the terms lie that the
+/// gradient of the convolution's output takes from each sample and group.
+pub(super) fn vectors(
+    context: Context<'_>,
+    wanted: [bool; 3],
+    workspace: &mut Workspace,
+    steps: &mut Vec<Step>,
+) -> Result<Argument> {
+    let of = Chunks::of(context);
+    let block = &context.request.block;
+    let samples = context.request.geometry.batch();
+    let rows = samples * of.channels;
+    let sums =
+        Argument::Pointer(Buffer::Workspace, workspace.take(rows * of.chunks * SUMS * sum_bytes(context)));
+    let merged = Argument::Pointer(Buffer::Workspace, workspace.take(rows * SUMS * 8));
+    let groups = block.norm().map_or(1, |norm| norm.groups());
+    let terms =
+        Argument::Pointer(Buffer::Workspace, workspace.take(samples * groups * 2 * sum_bytes(context)));
+
+    let bare = block.activation().is_none() && block.norm().is_none() && block.post_activation().is_none();
+    let convolution = if bare { NULL } else { Argument::Pointer(Buffer::Convolution, 0) };
+    let mut arguments = vec![convolution, Argument::Pointer(Buffer::GradOutput, 0), sums];
+    arguments.extend(norm_arguments(context));
+    push(&mut arguments, [of.voxels, of.channels, group_channels(context), of.chunks, of.channel_blocks])?;
+    push_activations(context, &mut arguments);
+    steps.push(Step::launch(of.kernel(context, "gradient_sums")?, grid(of.blocks)?, arguments));
+
+    let mut arguments = vec![sums, merged];
+    push(&mut arguments, [rows, of.chunks])?;
+    let kind = if context.request.dtype == DType::F64 { 4 } else { 1 };
+    let merge = *context.kernel("gradient_merge", &[], &[("KIND", kind)])?;
+    steps.push(Step::launch(merge, grid(rows.div_ceil(THREADS / 32))?, arguments));
+
+    let [_, rstd, gamma, _] = norm_arguments(context);
+    let mut arguments = vec![merged, rstd, gamma, terms];
+    let buffers = [Buffer::GradBias, Buffer::GradNormWeight, Buffer::GradNormBias];
+    arguments.extend(
+        buffers.into_iter().zip(wanted).map(
+            |(buffer, wanted)| {
+                if wanted { Argument::Pointer(buffer, 0) } else { NULL }
+            },
+        ),
+    );
+    push(&mut arguments, [samples, of.channels, of.channels / groups])?;
+    arguments.push(Argument::F64(1.0 / (of.channels / groups * of.voxels) as f64));
+    steps.push(Step::launch(kernel(context, "gradient_vectors")?, grid(groups)?, arguments));
+    Ok(terms)
+}

@@ -1,0 +1,145 @@
+//! Planning `weight_gradient`: which tile, and how the rows are shared out. The kernel's file says what the numbers mean.
+
+use super::backward::Rows;
+use super::{Argument, Context, RESERVED, SHARED, Step, product, push, size};
+use crate::Variant;
+use std::fmt;
+use volup::{DType, Precision, Result};
+
+/// Rows of a stage, those that later taps read, stages, and elements after each row.
+const KC: usize = 32;
+const HALO: usize = 4;
+const STAGES: usize = 3;
+const PAD: usize = 8;
+
+/// Products and sums a second of one multiprocessor, of 16 bits, of tf32, and of two of them.
+const RATES: [f64; 3] = [3.9e12, 2.0e12, 0.7e12];
+/// Bytes a second from the second-level cache.
+const CACHE: f64 = 4.5e12;
+/// What a block takes beside its stages, and a stage at least, in seconds.
+const BLOCK: f64 = 4e-6;
+const STAGE: f64 = 0.35e-6;
+/// The most shares, and the fewest rows of one.
+const MOST_SPLITS: usize = 512;
+const FEWEST_ROWS: usize = 4 * KC;
+
+/// A plan of this kernel.
+pub(super) struct WeightGradient<'a> {
+    kernel: &'a Variant,
+    /// Blocks of a share.
+    items: usize,
+    pub(super) splits: usize,
+    /// Rows of a share.
+    share: usize,
+    pub(super) seconds: f64,
+}
+
+impl fmt::Display for WeightGradient<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [m, n, taps] = tile(self.kernel);
+        write!(f, "weight by tiles of {m}x{n}x{taps}, {} shares of {} rows", self.splits, self.share)
+    }
+}
+
+/// Channels of a row of the gradient, of one of the input, and shifts that a block has.
+fn tile(kernel: &Variant) -> [usize; 3] {
+    let of = |name| size(kernel, name);
+    [of("WARP_M") * of("WARPS_M"), of("WARP_N") * of("WARPS_N"), of("TAPS")]
+}
+
+impl<'a> WeightGradient<'a> {
+    /// The best plan, if the kernel is there and applies.
+    pub(super) fn new(context: Context<'a>, rows: &Rows) -> Option<WeightGradient<'a>> {
+        let (types, kind) = match (context.request.dtype, context.request.precision) {
+            (DType::F64, _) => return None,
+            (DType::F32, Precision::Tf32) => (vec![], 1),
+            (DType::F32, Precision::Ieee) => (vec![], 3),
+            (DType::F16 | DType::Bf16, _) => (vec![context.type_name()], 0),
+        };
+        let kernels =
+            context.kernels("weight_gradient", &types).filter(|kernel| kernel.param("KIND") == Some(kind));
+        let plans = kernels.flat_map(|kernel| WeightGradient::with(context, rows, kernel, kind));
+        plans.min_by(|one, other| one.seconds.total_cmp(&other.seconds))
+    }
+
+    /// The best plan for a kernel.
+    fn with(context: Context<'_>, rows: &Rows, kernel: &'a Variant, kind: i64) -> Option<WeightGradient<'a>> {
+        let [m, n, taps] = tile(kernel);
+        let [d, h, w] = rows.axes;
+        let halo = if taps > 1 { HALO } else { 0 };
+        if (taps - 1) * w.apart > halo || taps > w.count {
+            return None;
+        }
+        let (all_m, all_n) = (rows.pitch(), rows.groups * rows.group_in);
+        let (tiles_m, tiles_n) = (all_m.div_ceil(m), all_n.div_ceil(n));
+        let shifts = w.count.div_ceil(taps) * h.count * d.count;
+        let items = product(&[shifts, tiles_m, tiles_n]).filter(|&items| items < 1 << 24)?;
+        let busy = rows_of_tiles(rows, m, n) * shifts;
+
+        let element = context.request.dtype.size();
+        let (device, ctas) = (context.device.multiprocessors, size(kernel, "CTAS"));
+        let rate = match kind {
+            0 => RATES[0],
+            1 => RATES[1],
+            _ => RATES[2],
+        };
+        // Two blocks share a multiprocessor's rate.
+        let compute = (2 * m * n * taps * KC) as f64 / rate * ctas as f64;
+        let bytes = (((KC + halo) * m + KC * n) * element) as f64;
+        let stage = compute.max(bytes * (device * ctas) as f64 / CACHE).max(STAGE);
+        let places = device * ctas;
+        let elements = (rows.taps() * all_n * rows.group_out * 4) as f64;
+        let plan = |splits: usize| {
+            let share = rows.count.div_ceil(splits).next_multiple_of(KC);
+            let splits = rows.count.div_ceil(share);
+            let waves = (busy * splits).div_ceil(places) as f64;
+            let seconds =
+                waves * (BLOCK + (share / KC) as f64 * stage) + 2.0 * splits as f64 * elements / CACHE + 6e-6;
+            WeightGradient { kernel, items, splits, share, seconds }
+        };
+        let most = (rows.count / FEWEST_ROWS).clamp(1, MOST_SPLITS);
+        (1..=most).map(plan).min_by(|one, other| one.seconds.total_cmp(&other.seconds))
+    }
+
+    /// The launch, from the rows of the input and of the gradient to the shares' sums.
+    pub(super) fn step(&self, rows: &Rows, operands: [Argument; 3]) -> Result<Step> {
+        let [d, h, w] = rows.axes;
+        let mut arguments = operands.to_vec();
+        push(&mut arguments, [rows.count, rows.x_pitch, rows.pitch()])?;
+        push(&mut arguments, [d.apart * h.rows * w.rows, h.apart * w.rows, w.apart])?;
+        push(&mut arguments, [rows.groups, rows.group_in, rows.group_out, rows.slots])?;
+        for axis in rows.axes {
+            push(&mut arguments, [axis.axis.kernel, axis.classes, axis.step, axis.count])?;
+        }
+        push(&mut arguments, [self.splits, self.share])?;
+        let shared = shared_bytes(self.kernel);
+        debug_assert!(shared * size(self.kernel, "CTAS") <= SHARED - RESERVED * size(self.kernel, "CTAS"));
+        Ok(Step::Launch {
+            variant: *self.kernel,
+            grid: [self.items as u32, self.splits as u32, 1],
+            shared: shared as u32,
+            arguments,
+            overlap: false,
+        })
+    }
+}
+
+/// Bytes of shared memory of a block.
+fn shared_bytes(kernel: &Variant) -> usize {
+    let [m, n, taps] = tile(kernel);
+    let halo = if taps > 1 { HALO } else { 0 };
+    let element = if kernel.param("KIND") == Some(0) { 2 } else { 4 };
+    STAGES * ((KC + halo) * (m + PAD) + KC * (n + PAD)) * element
+}
+
+/// Tiles of channels that any pair of a group is in.
+fn rows_of_tiles(rows: &Rows, m: usize, n: usize) -> usize {
+    let (all_m, all_n) = (rows.pitch(), rows.groups * rows.group_in);
+    (0..all_m.div_ceil(m))
+        .map(|tile| {
+            let (first, last) =
+                (tile * m / rows.slots, ((tile + 1) * m).min(all_m).saturating_sub(1) / rows.slots);
+            (first * rows.group_in / n..=((last + 1) * rows.group_in - 1).min(all_n - 1) / n).count()
+        })
+        .sum()
+}

@@ -1,0 +1,104 @@
+// Tensors of the output's size, dealt out to blocks in chunks: vectors of VECTOR elements, four of a thread in flight.
+//
+// - NCDHW (LAST 0): a row is a channel of a sample, `voxels` elements. Chunks start at multiples of VECTOR elements of the
+//   tensor, `chunks = ceil((voxels + VECTOR - 1) / (TURNS*VECTORS*256*VECTOR))` a row, the last may be empty. Blocks:
+//   rows * chunks.
+// - NDHWC (LAST 1): VECTOR divides the channels. A block has up to 256 vectors of channels, `channel_blocks` of them a
+//   position, `high` positions side by side, chunks of TURNS*VECTORS*high positions. Blocks: samples * chunks *
+//   channel_blocks.
+
+#pragma once
+
+#include "element.cuh"
+
+#if !defined(LAST) || !defined(VECTOR)
+#error "LAST: channels last; VECTOR: elements of a load"
+#endif
+
+constexpr int THREADS = 256, VECTORS = 4, TURNS = LAST ? 8 : 4;
+
+/// A vector of elements.
+struct __align__(VECTOR * sizeof(Element)) Vector {
+    Element of[VECTOR];
+};
+
+/// What of a tensor is this thread's.
+struct Share {
+    int sample, chunk;
+    /// The thread's first channel: of NDHWC the vector's others follow it.
+    int channel;
+    /// Threads that have the same channels, and which of them this is.
+    int high, own;
+    /// Where the vectors lie, and which elements from `base` on are of the chunk.
+    long long base;
+    int from, to, pitch;
+
+    __device__ __forceinline__ Share(int voxels, int channels, int chunks, int channel_blocks) {
+        int at = blockIdx.x;
+#if LAST == 0
+        chunk = at % chunks;
+        const int row = at / chunks;
+        sample = row / channels;
+        channel = row - sample * channels;
+        high = THREADS;
+        own = threadIdx.x;
+        const long long start = (long long)row * voxels;
+        base = start / VECTOR * VECTOR + (long long)chunk * (TURNS * VECTORS * THREADS * VECTOR);
+        from = (int)max(start - base, 0ll);
+        to = (int)min(max(start + voxels - base, 0ll), (long long)(TURNS * VECTORS * THREADS * VECTOR));
+        pitch = VECTOR;
+#else
+        const int across_all = channels / VECTOR, channel_block = at % channel_blocks;
+        at /= channel_blocks;
+        chunk = at % chunks;
+        sample = at / chunks;
+        const int across = min(across_all - channel_block * THREADS, THREADS), widest = min(across_all, THREADS);
+        high = THREADS / widest;
+        own = threadIdx.x / widest;
+        channel = (channel_block * THREADS + threadIdx.x % widest) * VECTOR;
+        const int first = chunk * (TURNS * VECTORS * high);
+        base = ((long long)sample * voxels + first) * channels + channel;
+        from = 0;
+        to = own < high && threadIdx.x % widest < across ? min(voxels - first, TURNS * VECTORS * high) : 0;
+        pitch = channels;
+#endif
+    }
+
+    /// Elements of vector `k`, from its start on, that are there: `lo..hi`.
+    __device__ __forceinline__ void range(int k, int &lo, int &hi) const {
+        const int at = k * high + own;
+#if LAST == 0
+        lo = min(max(from - at * VECTOR, 0), VECTOR);
+        hi = max(min(to - at * VECTOR, VECTOR), lo);
+#else
+        lo = 0;
+        hi = at < to ? VECTOR : 0;
+#endif
+    }
+    __device__ __forceinline__ long long offset(int k) const { return base + (long long)(k * high + own) * pitch; }
+
+    __device__ __forceinline__ Vector load(const Element *x, int k) const {
+        Vector v;
+        int lo, hi;
+        range(k, lo, hi);
+        if (hi - lo == VECTOR) {
+            v = *(const Vector *)(x + offset(k));
+        } else {
+#pragma unroll
+            for (int e = 0; e < VECTOR; e++) v.of[e] = e >= lo && e < hi ? x[offset(k) + e] : Element{};
+        }
+        return v;
+    }
+
+    __device__ __forceinline__ void store(Element *y, int k, const Vector &v) const {
+        int lo, hi;
+        range(k, lo, hi);
+        if (hi - lo == VECTOR) {
+            *(Vector *)(y + offset(k)) = v;
+        } else {
+#pragma unroll
+            for (int e = 0; e < VECTOR; e++)
+                if (e >= lo && e < hi) y[offset(k) + e] = v.of[e];
+        }
+    }
+};

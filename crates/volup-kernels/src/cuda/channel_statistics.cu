@@ -1,0 +1,111 @@
+// Partial statistics of the activation of a convolution's output, of each channel of each sample: mean, sum of squared
+// deviations from it, count.
+//
+// Four vectors are held in registers and passed over twice; what a thread and what a block has is merged in a fixed order,
+// as by Chan, Golub and LeVeque, 1979. No square of a mean is ever subtracted.
+//
+// Parameters: `y`, `mean`, `m2`, `count` (of (sample*channels + channel)*chunks + chunk); i32: `voxels`, `channels`, `chunks`,
+// `channel_blocks`, `activation`; f64: `slope`. Threads: 256. Grid: as `channel_chunks.cuh` says.
+
+#include "channel_chunks.cuh"
+#include "slope.cuh"
+
+/// Statistics of some elements.
+struct Statistics {
+    Sum mean, m2, count;
+
+    __device__ __forceinline__ void merge(const Statistics &other) {
+        const Sum all = count + other.count, share = all > 0 ? other.count / all : 0, apart = other.mean - mean;
+        mean += apart * share;
+        m2 += other.m2 + apart * apart * (count * share);
+        count = all;
+    }
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2) channel_statistics(const Element *y, Sum *mean, Sum *m2, Sum *count, int voxels, int channels,
+                                                                         int chunks, int channel_blocks, int activation, double slope) {
+    const Share share(voxels, channels, chunks, channel_blocks);
+    constexpr int OWN = LAST ? VECTOR : 1;
+    Statistics so_far[OWN] = {};
+#pragma unroll 1
+    for (int turn = 0; turn < TURNS && share.to > 0; turn++) {
+        Vector v[VECTORS];
+#pragma unroll
+        for (int k = 0; k < VECTORS; k++) v[k] = share.load(y, turn * VECTORS + k);
+        Sum a[VECTORS][VECTOR];
+        bool there[VECTORS][VECTOR];
+#pragma unroll
+        for (int k = 0; k < VECTORS; k++) {
+            int lo, hi;
+            share.range(turn * VECTORS + k, lo, hi);
+#pragma unroll
+            for (int e = 0; e < VECTOR; e++) {
+                there[k][e] = e >= lo && e < hi;
+                a[k][e] = there[k][e] ? through(widen(v[k].of[e]), activation, (Sum)slope) : (Sum)0;
+            }
+        }
+        // Of NCDHW all of it is one channel's.
+#pragma unroll
+        for (int own = 0; own < OWN; own++) {
+            Sum total = 0, here = 0;
+#pragma unroll
+            for (int k = 0; k < VECTORS; k++)
+#pragma unroll
+                for (int e = 0; e < VECTOR; e++)
+                    if (OWN == 1 || e == own) {
+                        total += a[k][e];
+                        here += there[k][e] ? 1 : 0;
+                    }
+            Statistics of = {here > 0 ? total / here : 0, 0, here};
+#pragma unroll
+            for (int k = 0; k < VECTORS; k++)
+#pragma unroll
+                for (int e = 0; e < VECTOR; e++)
+                    if (OWN == 1 || e == own) {
+                        const Sum off = a[k][e] - of.mean;
+                        of.m2 += there[k][e] ? off * off : 0;
+                    }
+            so_far[own].merge(of);
+        }
+    }
+    const auto put = [&](int channel, const Statistics &of) {
+        const long long at = ((long long)share.sample * channels + channel) * chunks + share.chunk;
+        mean[at] = of.mean;
+        m2[at] = of.m2;
+        count[at] = of.count;
+    };
+#if LAST == 0
+    __shared__ Statistics of_warp[THREADS / 32];
+    Statistics all = so_far[0];
+#pragma unroll
+    for (int lanes = 16; lanes; lanes /= 2)
+        all.merge({__shfl_down_sync(0xffffffffu, all.mean, lanes), __shfl_down_sync(0xffffffffu, all.m2, lanes),
+                   __shfl_down_sync(0xffffffffu, all.count, lanes)});
+    if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = all;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        for (int warp = 1; warp < THREADS / 32; warp++) all.merge(of_warp[warp]);
+        put(share.channel, all);
+    }
+#else
+    // By halves of the threads that have the same channels.
+    __shared__ Statistics of_thread[THREADS];
+#pragma unroll 1
+    for (int e = 0; e < VECTOR; e++) {
+        Statistics all = so_far[0];
+#pragma unroll
+        for (int own = 1; own < VECTOR; own++)
+            if (own == e) all = so_far[own];
+        const int across = min(channels / VECTOR, THREADS);
+        for (int high = share.high; high > 1;) {
+            const int half = (high + 1) / 2;
+            __syncthreads();
+            if (share.own < high) of_thread[threadIdx.x] = all;
+            __syncthreads();
+            if (share.own + half < high) all.merge(of_thread[threadIdx.x + half * across]);
+            high = half;
+        }
+        if (share.own == 0 && share.to > 0) put(share.channel + e, all);
+    }
+#endif
+}

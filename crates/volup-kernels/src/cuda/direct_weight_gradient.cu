@@ -1,0 +1,74 @@
+// The gradient of the weight by its definition: `dw[ci, co, t]` is the sum over samples and the input's voxels of `x[n, ci, i]
+// * dy[n, co, i*s - p + t*d]`. A tap that reads outside adds nothing, even where the input is infinite or NaN.
+//
+// A block has 16 by 16 pairs of channels of one tap, and of the rows every `splits`-th piece of 1024; a piece's sum is one of
+// sums of 32 products.
+//
+// Parameters: `x` and `rows` (of `gradient_rows`), `partial` (`partial[((split*taps + t)*groups*group_in + ci)*group_out + co]`),
+// `control` (null, or words after which the result of another kernel may stand; then nothing is done); i32: `n`, `groups`,
+// `group_in`, `group_out`, `slots`, `x_pitch` (elements of a row of `x`), `splits`; of depth, height, width what
+// `gradient_taps.cuh` says. Threads: 256. Grid: any number of blocks. The voxels
+// of all samples, and the tasks, are fewer than 2^30.
+
+#include "element.cuh"
+#include "gradient_taps.cuh"
+
+constexpr int TILE = 16, PIECE = 32, PIECES = 32;
+
+extern "C" __global__ void __launch_bounds__(TILE *TILE) direct_weight_gradient(const Element *x, const Element *rows, Sum *partial,
+                                                                               const unsigned *control, int n, int groups, int group_in,
+                                                                               int group_out, int slots, int x_pitch, int splits, TAP_AXIS(d),
+                                                                               TAP_AXIS(h), TAP_AXIS(w)) {
+    if (stands(control)) return;
+    const TapAxis d = TAP_AXIS_OF(d), h = TAP_AXIS_OF(h), w = TAP_AXIS_OF(w);
+    // Of one row each: channels of the input and of the output; of a row that adds nothing none is read.
+    __shared__ Sum of_x[PIECE][TILE + 1], of_y[PIECE][TILE + 1];
+    __shared__ long long x_at[PIECE], y_at[PIECE];
+    const int taps = d.kernel * h.kernel * w.kernel, in_tiles = (group_in + TILE - 1) / TILE, out_tiles = (group_out + TILE - 1) / TILE;
+    const int voxels_w = w.input, voxels_h = h.input * voxels_w, voxels_d = d.input * voxels_h;
+    const int voxels = n * voxels_d, tasks = taps * groups * in_tiles * out_tiles * splits;
+    const int own_in = threadIdx.x / TILE, own_out = threadIdx.x % TILE;
+    for (int task = blockIdx.x; task < tasks; task += gridDim.x) {
+        int rest = task;
+        const auto next = [&rest](int by) {
+            const int digit = rest % by;
+            rest /= by;
+            return digit;
+        };
+        const int split = next(splits), c_out = next(out_tiles) * TILE, c_in = next(in_tiles) * TILE, group = next(groups), t = rest;
+        const int tw = t % w.kernel, th = t / w.kernel % h.kernel, td = t / w.kernel / h.kernel;
+        const int j = (td % d.step * h.classes + th % h.step) * w.classes + tw % w.step;
+        Sum sum = 0;
+        for (int round = split; round < (voxels + PIECE * PIECES - 1) / (PIECE * PIECES); round += splits) {
+            const int start = round * (PIECE * PIECES);
+            Sum of_pieces = 0;
+            for (int piece = 0; piece < PIECES; piece++) {
+                __syncthreads();
+                if (threadIdx.x < PIECE) {
+                    const int voxel = start + piece * PIECE + threadIdx.x, sample = voxel / voxels_d, in_sample = voxel - sample * voxels_d;
+                    const int id = in_sample / voxels_h, ih = in_sample / voxels_w % h.input, iw = in_sample % voxels_w;
+                    const bool here = voxel < voxels && d.reads(id, td) && h.reads(ih, th) && w.reads(iw, tw);
+                    const auto row = [&](int qd, int qh, int qw) { return (((long long)sample * d.rows + qd) * h.rows + qh) * w.rows + qw; };
+                    x_at[threadIdx.x] = here ? row(id, ih, iw) * x_pitch + group * group_in + c_in : -1;
+                    y_at[threadIdx.x] = row(id + td / d.step * d.apart, ih + th / h.step * h.apart, iw + tw / w.step * w.apart) * groups * slots +
+                                        group * slots + j * group_out + c_out;
+                }
+                __syncthreads();
+                for (int i = threadIdx.x; i < PIECE * TILE; i += TILE * TILE) {
+                    const int row = i / TILE, c = i % TILE;
+                    const bool here = x_at[row] >= 0;
+                    of_x[row][c] = here && c_in + c < group_in ? widen(x[x_at[row] + c]) : 0;
+                    of_y[row][c] = here && c_out + c < group_out ? widen(rows[y_at[row] + c]) : 0;
+                }
+                __syncthreads();
+                Sum of_piece = 0;
+                for (int row = 0; row < PIECE; row++) of_piece = fma(of_x[row][own_in], of_y[row][own_out], of_piece);
+                of_pieces += of_piece;
+            }
+            sum += of_pieces;
+        }
+        const int ci = group * group_in + c_in + own_in, co = c_out + own_out;
+        if (c_in + own_in < group_in && co < group_out)
+            partial[(((long long)split * taps + t) * groups * group_in + ci) * group_out + co] = sum;
+    }
+}

@@ -1,0 +1,113 @@
+// Sums over voxels, of each channel of each sample, that the gradients of what follows a convolution are made of.
+//
+// With `dv` the gradient of what goes into the last activation, `h` the normalized values and `f` the slope of the first
+// activation: `dv`, `dv*h`, `dv*f`, `f`, `h*f`. `dy = (rstd*gamma*dv + q + r*h) * f` with `q` and `r` of the group, so its
+// sum follows from these.
+//
+// Parameters: `y` (null where nothing follows the convolution), `dz`, `sums` (5 of (sample*channels + channel)*chunks +
+// chunk), `mean`, `rstd` (null: no normalization), `gamma`, `beta` (null: 1 and 0); i32: `voxels`, `channels`,
+// `group_channels`, `chunks`, `channel_blocks`, `activation`, `post`; f64: `slope`, `post_slope`. Threads: 256. Grid: as
+// `channel_chunks.cuh` says.
+
+#include "channel_chunks.cuh"
+#include "slope.cuh"
+
+constexpr int SUMS = 5;
+
+extern "C" __global__ void __launch_bounds__(THREADS, LAST && VECTOR == 8 ? 1 : 2) gradient_sums(
+    const Element *y, const Element *dz, Sum *sums, const Sum *mean, const Sum *rstd, const Element *gamma, const Element *beta, int voxels,
+    int channels, int group_channels, int chunks, int channel_blocks, int activation, int post, double slope, double post_slope) {
+    const Share share(voxels, channels, chunks, channel_blocks);
+    constexpr int OWN = LAST ? VECTOR : 1;
+    Epilogue of[OWN];
+    Sum total[OWN][SUMS] = {};
+    if (share.to > 0) {
+#pragma unroll
+        for (int e = 0; e < OWN; e++)
+            of[e] = epilogue_of(share.sample, share.channel + e, channels, group_channels, mean, rstd, gamma, beta, activation, slope, post, post_slope);
+#pragma unroll 1
+        for (int turn = 0; turn < TURNS; turn++) {
+            Vector g[VECTORS], v[VECTORS];
+#pragma unroll
+            for (int k = 0; k < VECTORS; k++) {
+                g[k] = share.load(dz, turn * VECTORS + k);
+                if (y) v[k] = share.load(y, turn * VECTORS + k);
+            }
+#pragma unroll
+            for (int k = 0; k < VECTORS; k++) {
+                int lo, hi;
+                share.range(turn * VECTORS + k, lo, hi);
+#pragma unroll
+                for (int e = 0; e < VECTOR; e++) {
+                    if (e < lo || e >= hi) continue;
+                    const Epilogue &by = of[LAST ? e : 0];
+                    Sum(&to)[SUMS] = total[LAST ? e : 0];
+                    Sum dv = widen(g[k].of[e]);
+                    if (y) {
+                        const Sum x = widen(v[k].of[e]), h = by.normalized(x);
+                        dv = by.before_post(dv, h);
+                        to[1] += dv * h;
+                        if (activation) {
+                            to[2] += back_through(dv, x, activation, (Sum)slope);
+                            const Sum f = back_through((Sum)1, x, activation, (Sum)slope);
+                            to[3] += f;
+                            to[4] += h * f;
+                        } else {
+                            to[4] += h;
+                        }
+                    }
+                    to[0] += dv;
+                }
+            }
+        }
+    }
+    if (share.to > 0 && !activation)
+#pragma unroll
+        for (int e = 0; e < OWN; e++) {
+            total[e][2] = total[e][0];
+            // Voxels of this thread.
+            for (int k = 0; k < TURNS * VECTORS; k++) {
+                int lo, hi;
+                share.range(k, lo, hi);
+                total[e][3] += LAST ? hi > 0 : hi - lo;
+            }
+        }
+    const auto put = [&](int channel, int which, Sum v) {
+        sums[(((long long)share.sample * channels + channel) * chunks + share.chunk) * SUMS + which] = v;
+    };
+#if LAST == 0
+    __shared__ Sum of_warp[SUMS][THREADS / 32];
+#pragma unroll
+    for (int which = 0; which < SUMS; which++) {
+        Sum v = total[0][which];
+#pragma unroll
+        for (int lanes = 16; lanes; lanes /= 2) v += __shfl_xor_sync(0xffffffffu, v, lanes);
+        if (threadIdx.x % 32 == 0) of_warp[which][threadIdx.x / 32] = v;
+    }
+    __syncthreads();
+    if (threadIdx.x < SUMS) {
+        Sum v = 0;
+        for (int warp = 0; warp < THREADS / 32; warp++) v += of_warp[threadIdx.x][warp];
+        put(share.channel, threadIdx.x, v);
+    }
+#else
+    // By halves of the threads that have the same channels.
+    __shared__ Sum of_thread[THREADS];
+    const int across = min(channels / VECTOR, THREADS);
+#pragma unroll
+    for (int e = 0; e < VECTOR; e++)
+#pragma unroll
+        for (int which = 0; which < SUMS; which++) {
+            Sum v = total[e][which];
+            for (int high = share.high; high > 1;) {
+                const int half = (high + 1) / 2;
+                __syncthreads();
+                if (share.own < high) of_thread[threadIdx.x] = v;
+                __syncthreads();
+                if (share.own + half < high) v += of_thread[threadIdx.x + half * across];
+                high = half;
+            }
+            if (share.own == 0 && share.to > 0) put(share.channel + e, which, v);
+        }
+#endif
+}

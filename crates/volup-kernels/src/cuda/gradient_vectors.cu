@@ -1,0 +1,70 @@
+// The gradients of the parameters that are vectors, from the sums of `gradient_merge`, and what the gradient of the
+// convolution's output takes from its group.
+//
+// With the sums S of a channel of a sample, in `gradient_sums`' order: `dbeta = sum S0`, `dgamma = sum S1` over samples; of a
+// group of `m` values `q = -rstd * sum(gamma*S0) / m`, `r = -rstd * sum(gamma*S1) / m` over its channels; `dbias = sum
+// (rstd*gamma*S2 + q*S3 + r*S4)` over samples. Without a normalization `dbias = sum S2`.
+//
+// Parameters: `merged` (double), `rstd` (null: no normalization), `gamma` (null: 1), `terms` (`q`, `r` of sample*groups +
+// group), `dbias`, `dgamma`, `dbeta` (null: not wanted); i32: `samples`, `channels`, `group_channels`; f64: `by` (1/m).
+// Threads: 256. Grid: the groups.
+
+#include "element.cuh"
+
+constexpr int SUMS = 5, WARPS = 8;
+
+__device__ __forceinline__ double over_warp(double v) {
+#pragma unroll
+    for (int lanes = 16; lanes; lanes /= 2) v += __shfl_xor_sync(0xffffffffu, v, lanes);
+    return v;
+}
+
+extern "C" __global__ void __launch_bounds__(256) gradient_vectors(const double *merged, const Sum *rstd, const Element *gamma, Sum *terms,
+                                                                   Element *dbias, Element *dgamma, Element *dbeta, int samples, int channels,
+                                                                   int group_channels, double by) {
+    const int group = blockIdx.x, groups = gridDim.x, first = group * group_channels, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const auto sum_of = [&](int sample, int channel, int which) { return merged[((long long)sample * channels + channel) * SUMS + which]; };
+    const auto gamma_of = [&](int channel) { return gamma ? (double)widen(gamma[channel]) : 1.0; };
+    if (rstd) {
+        for (int sample = warp; sample < samples; sample += WARPS) {
+            double q = 0, r = 0;
+            for (int c = lane; c < group_channels; c += 32) {
+                const double scale = gamma_of(first + c);
+                q += scale * sum_of(sample, first + c, 0);
+                r += scale * sum_of(sample, first + c, 1);
+            }
+            q = over_warp(q);
+            r = over_warp(r);
+            const int at = sample * groups + group;
+            if (lane == 0) {
+                terms[2 * at] = (Sum)(-(double)rstd[at] * q * by);
+                terms[2 * at + 1] = (Sum)(-(double)rstd[at] * r * by);
+            }
+        }
+        __syncthreads();
+    }
+    for (int c = warp; c < group_channels; c += WARPS) {
+        const int channel = first + c;
+        const double scale = gamma_of(channel);
+        double of_bias = 0, of_gamma = 0, of_beta = 0;
+        for (int sample = lane; sample < samples; sample += 32) {
+            if (rstd) {
+                const int at = sample * groups + group;
+                const double q = terms[2 * at], r = terms[2 * at + 1];
+                of_bias += rstd[at] * scale * sum_of(sample, channel, 2) + q * sum_of(sample, channel, 3) + r * sum_of(sample, channel, 4);
+            } else {
+                of_bias += sum_of(sample, channel, 2);
+            }
+            of_gamma += sum_of(sample, channel, 1);
+            of_beta += sum_of(sample, channel, 0);
+        }
+        of_bias = over_warp(of_bias);
+        of_gamma = over_warp(of_gamma);
+        of_beta = over_warp(of_beta);
+        if (lane == 0) {
+            if (dbias) narrow((Sum)of_bias, &dbias[channel]);
+            if (dgamma) narrow((Sum)of_gamma, &dgamma[channel]);
+            if (dbeta) narrow((Sum)of_beta, &dbeta[channel]);
+        }
+    }
+}

@@ -1,0 +1,39 @@
+// The weight as that of the convolution that takes the rows of `gradient_rows` to the gradient of the input.
+//
+// `out[g*slots + j*group_out + co][ci][m']` is `w[g*group_in + ci][co][t]` with `t = j + (count - 1 - m')*step` along each
+// axis, `j` the class and `count` the taps of the class that has most: a convolution of stride 1 whose channels are the
+// slots. Zero where there is no such tap, and in slots past the last class.
+//
+// Parameters: `w`, `out`, `control` (the word of the largest magnitude, as bits of float32); i32: `groups`, `group_in`,
+// `group_out`, `slots`; of depth, height, width: kernel, classes, step, count. Threads: 256. Grid: any number of blocks.
+
+#include "operand.cuh"
+
+extern "C" __global__ void __launch_bounds__(256) gradient_weight(const Element *w, Element *out, unsigned *control, int groups, int group_in,
+                                                                  int group_out, int slots, int kernel_d, int classes_d, int step_d, int count_d,
+                                                                  int kernel_h, int classes_h, int step_h, int count_h, int kernel_w,
+                                                                  int classes_w, int step_w, int count_w) {
+    const long long all = (long long)groups * slots * group_in * count_d * count_h * count_w;
+    unsigned most = 0;
+    for (long long first = blockIdx.x * 256ll; first < all; first += gridDim.x * 256ll) {
+        long long rest = first + threadIdx.x;
+        if (rest >= all) continue;
+        const auto next = [&rest](int by) {
+            const int digit = (int)(rest % by);
+            rest /= by;
+            return digit;
+        };
+        const int mw = next(count_w), mh = next(count_h), md = next(count_d), ci = next(group_in), slot = next(slots), group = (int)rest;
+        int j = slot / group_out;
+        const int co = slot - j * group_out, jw = j % classes_w;
+        j /= classes_w;
+        const int jh = j % classes_h, jd = j / classes_h;
+        const int td = jd + (count_d - 1 - md) * step_d, th = jh + (count_h - 1 - mh) * step_h, tw = jw + (count_w - 1 - mw) * step_w;
+        Element v{};
+        if (jd < classes_d && td < kernel_d && th < kernel_h && tw < kernel_w)
+            v = w[((((long long)(group * group_in + ci) * group_out + co) * kernel_d + td) * kernel_h + th) * kernel_w + tw];
+        out[first + threadIdx.x] = v;
+        most = max(most, magnitude(v));
+    }
+    raise(control, as_float32(Element{}, most));
+}
