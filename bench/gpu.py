@@ -12,6 +12,7 @@ The output folder gets a log of each stage, and the end of what failed is printe
 
 import argparse
 import itertools
+import lzma
 import os
 import re
 import shutil
@@ -226,6 +227,15 @@ STAGES: dict[str, Callable[[Stage, argparse.Namespace], None]] = {
 }
 
 
+def unpack() -> None:
+    """Puts the bundle's executables beside what they are packed in."""
+    for packed in BUNDLE.glob("*/*.xz"):
+        target = packed.with_suffix("")
+        target.write_bytes(lzma.decompress(packed.read_bytes()))
+        target.chmod(0o755)
+        packed.unlink()
+
+
 def install(folder: Path) -> dict[str, str]:
     """Puts the bundle's wheels into a folder; the environment in which Python finds them."""
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
@@ -282,6 +292,7 @@ def main() -> int:
     end = time.monotonic() + args.seconds
     table = []
     failed = False
+    unpack()
     with tempfile.TemporaryDirectory() as folder:
         environment = install(Path(folder))
         for name in args.only:

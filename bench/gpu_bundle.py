@@ -7,6 +7,7 @@ The machine then runs `python3 .gpu-bundle/gpu.py`; see there.
 
 import argparse
 import json
+import lzma
 import shutil
 import subprocess
 import sys
@@ -45,6 +46,9 @@ def copy_binary(source: Path, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     shutil.copy2(source, target)
     run("strip", "--strip-debug", target)
+    # Each holds all kernels.
+    target.with_name(f"{target.name}.xz").write_bytes(lzma.compress(target.read_bytes(), preset=1))
+    target.unlink()
 
 
 def commit() -> str:

@@ -43,8 +43,8 @@ fn main() -> Result<(), Box<dyn Error>> {
             for layout in layouts.split(',') {
                 let request = Request { task, algorithm: family, ..request(&case, precision, layout)? };
                 let found = match task {
-                    Task::Forward => Plan::candidates(&request, &device, &variants, most.parse()?)?,
-                    _ => vec![Plan::new(&request, &device, &variants)?],
+                    Task::Training { .. } => vec![Plan::new(&request, &device, &variants)?],
+                    _ => Plan::candidates(&request, &device, &variants, most.parse()?)?,
                 };
                 for plan in found {
                     plans.push(described(&case, &request, [precision, layout], &plan));

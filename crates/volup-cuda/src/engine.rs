@@ -19,20 +19,17 @@ pub struct CudaEngine {
     precision: Precision,
     algorithm: Option<Algorithm>,
     kernels: usize,
-    plans: Mutex<HashMap<PlanKey, Arc<Executable>>>,
+    plans: Mutex<HashMap<Request, Arc<Executable>>>,
     /// Grown to the largest that a block has needed. Locked while a block is launched, so that its
     /// launches follow each other on the stream.
     workspace: Mutex<DeviceMemory>,
 }
 
-/// What a plan depends on, besides the engine.
-type PlanKey = (BlockSpec, Geometry, DType, MemoryFormat);
-
 /// A tensor in a GPU's memory; it belongs to the engine that made it.
 pub struct CudaTensor {
-    shape: Vec<usize>,
-    dtype: DType,
-    format: MemoryFormat,
+    pub(crate) shape: Vec<usize>,
+    pub(crate) dtype: DType,
+    pub(crate) format: MemoryFormat,
     memory: DeviceMemory,
 }
 
@@ -60,8 +57,8 @@ impl CudaTensor {
 
 /// A block with its parameters in a GPU's memory; it belongs to the engine that made it.
 pub struct CudaLayer {
-    block: BlockSpec,
-    dtype: DType,
+    pub(crate) block: BlockSpec,
+    pub(crate) dtype: DType,
     weight: DeviceMemory,
     bias: Option<DeviceMemory>,
     norm_weight: Option<DeviceMemory>,
@@ -131,25 +128,17 @@ impl CudaEngine {
         seconds: f64,
     ) -> Result<Vec<TimedPlan>> {
         let geometry = layer.block.geometry_of(&input.shape)?;
-        let request = Request {
-            task: Task::Forward,
-            block: layer.block,
-            geometry,
-            dtype: layer.dtype,
-            precision: self.precision,
-            input_format: input.format,
-            output_format: input.format,
-            algorithm: self.algorithm,
-        };
+        let request = self.request(layer, &geometry, Task::Forward, [input.format; 2]);
         let variants = Manifest::embedded().for_device(self.device.info())?;
         let output = self.forward(layer, input)?;
+        let pointers = Pointers { input: input.address(), output: output.address(), ..Pointers::default() };
         let mut timed = Vec::new();
         for plan in Plan::candidates(&request, self.device.info(), &variants, most)? {
             let plan = Executable::of(&self.device, plan)?;
             let run = |times: usize| -> Result<f64> {
                 let start = Instant::now();
                 for _ in 0..times {
-                    self.launch(&plan, layer, input, &output)?;
+                    self.launch(&plan, layer, &pointers)?;
                 }
                 self.stream.synchronize()?;
                 Ok(start.elapsed().as_secs_f64())
@@ -167,14 +156,9 @@ impl CudaEngine {
         Ok(timed)
     }
 
-    /// Launches a plan that was made for the layer and the sizes of the tensors.
-    fn launch(
-        &self,
-        plan: &Executable,
-        layer: &CudaLayer,
-        input: &CudaTensor,
-        output: &CudaTensor,
-    ) -> Result<()> {
+    /// Launches a plan that was made for the layer and the sizes of the tensors at the addresses; those of the layer and
+    /// of the workspace are added.
+    pub(crate) fn launch(&self, plan: &Executable, layer: &CudaLayer, tensors: &Pointers) -> Result<()> {
         let mut workspace = self.workspace.lock().unwrap_or_else(PoisonError::into_inner);
         if workspace.bytes() < plan.workspace_bytes() {
             // The small one goes first: there may not be room for both.
@@ -183,43 +167,79 @@ impl CudaEngine {
         }
         let optional = |memory: &Option<DeviceMemory>| memory.as_ref().map_or(0, DeviceMemory::address);
         let pointers = Pointers {
-            input: input.address(),
             weight: layer.weight.address(),
             bias: optional(&layer.bias),
             norm_weight: optional(&layer.norm_weight),
             norm_bias: optional(&layer.norm_bias),
-            output: output.address(),
             workspace: workspace.address(),
-            ..Pointers::default()
+            ..*tensors
         };
         // SAFETY: `layer` checked the parameters against the block, and the plan's geometry is that of the
-        // input and the output. All memory was taken on this stream and is given back in its order. Nobody
-        // else has the output yet, and the workspace is locked until the launches are made.
+        // tensors. All memory was taken on this stream and is given back in its order. Nobody else has what is
+        // written yet, and the workspace is locked until the launches are made.
         unsafe { plan.run(&pointers, &self.stream) }
     }
 
-    fn plan(&self, layer: &CudaLayer, geometry: &Geometry, format: MemoryFormat) -> Result<Arc<Executable>> {
-        let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
-        let key = (layer.block, *geometry, layer.dtype, format);
-        if let Some(plan) = plans.get(&key) {
-            return Ok(plan.clone());
-        }
-        let request = Request {
-            task: Task::Forward,
+    /// What is asked for with the formats of the input and the output.
+    fn request(
+        &self,
+        layer: &CudaLayer,
+        geometry: &Geometry,
+        task: Task,
+        formats: [MemoryFormat; 2],
+    ) -> Request {
+        Request {
+            task,
             block: layer.block,
             geometry: *geometry,
             dtype: layer.dtype,
             precision: self.precision,
-            input_format: format,
-            output_format: format,
+            input_format: formats[0],
+            output_format: formats[1],
             algorithm: self.algorithm,
-        };
+        }
+    }
+
+    /// The plan of a task, with the formats of the input and the output.
+    pub(crate) fn plan(
+        &self,
+        layer: &CudaLayer,
+        geometry: &Geometry,
+        task: Task,
+        formats: [MemoryFormat; 2],
+    ) -> Result<Arc<Executable>> {
+        let request = self.request(layer, geometry, task, formats);
+        let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(plan) = plans.get(&request) {
+            return Ok(plan.clone());
+        }
         let plan = Arc::new(Executable::new(&self.device, &request)?);
         if plans.len() == MOST_PLANS {
             plans.clear();
         }
-        plans.insert(key, plan.clone());
+        plans.insert(request, plan.clone());
         Ok(plan)
+    }
+
+    /// The geometry of a layer over an input.
+    pub(crate) fn geometry(layer: &CudaLayer, input: &CudaTensor) -> Result<Geometry> {
+        let geometry = layer.block.geometry_of(&input.shape)?;
+        if input.dtype != layer.dtype {
+            return Err(Error::DTypeMismatch { param: "input", got: input.dtype, expected: layer.dtype });
+        }
+        Ok(geometry)
+    }
+
+    /// A tensor that nobody has written yet.
+    pub(crate) fn empty(&self, shape: Vec<usize>, dtype: DType, format: MemoryFormat) -> Result<CudaTensor> {
+        let bytes = shape.iter().product::<usize>() * dtype.size();
+        Ok(CudaTensor { shape, dtype, format, memory: DeviceMemory::new(&self.stream, bytes)? })
+    }
+
+    /// A tensor of zeros.
+    pub(crate) fn zeros(&self, shape: Vec<usize>, dtype: DType, format: MemoryFormat) -> Result<CudaTensor> {
+        let zeros = vec![0; shape.iter().product::<usize>() * dtype.size()];
+        Ok(CudaTensor { shape, dtype, format, memory: DeviceMemory::of(&self.stream, &zeros)? })
     }
 }
 
@@ -293,19 +313,15 @@ impl Engine for CudaEngine {
     }
 
     fn forward(&self, layer: &CudaLayer, input: &CudaTensor) -> Result<CudaTensor> {
-        let geometry = layer.block.geometry_of(&input.shape)?;
-        let (dtype, format) = (layer.dtype, input.format);
-        if input.dtype != dtype {
-            return Err(Error::DTypeMismatch { param: "input", got: input.dtype, expected: dtype });
-        }
+        let geometry = CudaEngine::geometry(layer, input)?;
         let shape = geometry.output_shape()[5 - input.shape.len()..].to_vec();
-        let bytes = shape.iter().product::<usize>() * dtype.size();
-        let output = CudaTensor { shape, dtype, format, memory: DeviceMemory::new(&self.stream, bytes)? };
+        let output = self.empty(shape, layer.dtype, input.format)?;
         if geometry.batch() == 0 {
             return Ok(output);
         }
-        let plan = self.plan(layer, &geometry, format)?;
-        self.launch(&plan, layer, input, &output)?;
+        let plan = self.plan(layer, &geometry, Task::Forward, [input.format; 2])?;
+        let tensors = Pointers { input: input.address(), output: output.address(), ..Pointers::default() };
+        self.launch(&plan, layer, &tensors)?;
         Ok(output)
     }
 }

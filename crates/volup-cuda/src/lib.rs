@@ -9,6 +9,7 @@ mod executable;
 mod listing;
 mod manifest;
 mod plan;
+mod training;
 
 pub use device::{Arch, DeviceInfo};
 pub use driver::{Arguments, Device, DeviceMemory, Entered, Kernel, Stream, devices, launch};

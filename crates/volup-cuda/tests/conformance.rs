@@ -3,7 +3,7 @@
 mod gpu;
 
 use volup::Precision;
-use volup::testing::{conformance, random_runs};
+use volup::testing::{conformance, random_runs, random_training_runs, training_conformance};
 use volup_cuda::{Algorithm, CudaEngine};
 
 /// Random runs of each engine.
@@ -35,4 +35,21 @@ fn each_family_in_ieee() {
 #[test]
 fn each_family_in_tf32() {
     Algorithm::ALL.into_iter().for_each(|algorithm| passes(Precision::Tf32, Some(algorithm)));
+}
+
+fn trains(precision: Precision) {
+    if let Some(engine) = gpu::or_skip(CudaEngine::new(0, precision)) {
+        training_conformance(&engine);
+        random_training_runs(&engine, RUNS);
+    }
+}
+
+#[test]
+fn training_in_ieee() {
+    trains(Precision::Ieee);
+}
+
+#[test]
+fn training_in_tf32() {
+    trains(Precision::Tf32);
 }

@@ -4,17 +4,16 @@
 
 use super::epilogue::{self, NULL, grid, kernel, norm_arguments, push_activations, sum_bytes};
 use super::weight_gradient::WeightGradient;
-use super::{Argument, Buffer, Context, Plan, Request, Step, Task, Workspace, gcd, int, push, strides};
+use super::{Argument, Buffer, Context, Plan, Request, Step, Task, Workspace, gcd, int, push, size, strides};
 use crate::Algorithm;
 use std::fmt;
-use volup::{Axis, BlockSpec, ConvSpec, DType, Error, MemoryFormat, Result, Wanted};
+use volup::{Axis, BlockSpec, ConvSpec, DType, Error, MemoryFormat, Precision, Result, Wanted};
 
 /// Blocks a multiprocessor of the kernels that compute by the definition; fewer for launches that seldom have work to do.
 const BLOCKS: usize = 16;
 const IDLE_BLOCKS: usize = 2;
-/// Positions and channels of a block of `gradient_rows`.
-const POSITIONS: usize = 64;
-const CHANNELS: usize = 32;
+/// Elements of a block of `gradient_rows`.
+const ELEMENTS: usize = 4096;
 /// Bytes a second that rows are written, and read, at.
 const ROWS: f64 = 2.5e12;
 
@@ -145,11 +144,13 @@ impl fmt::Display for Backward<'_> {
 }
 
 impl<'a> Backward<'a> {
-    pub(super) fn new(context: Context<'a>, wanted: Wanted) -> Result<Backward<'a>> {
+    /// The plan, of those for the weight with the one of a number: the fewer, the faster it is expected to be.
+    pub(super) fn new(context: Context<'a>, wanted: Wanted, which: usize) -> Result<Backward<'a>> {
         let rows = Rows::new(context)?;
         let fast = context.request.dtype != DType::F64;
         let input = if wanted.input && fast { Some(input_plan(context, &rows)?) } else { None };
-        let weight = if wanted.weight && fast { WeightGradient::new(context, &rows) } else { None };
+        let weight =
+            wanted.weight.then(|| WeightGradient::all(context, &rows).into_iter().nth(which)).flatten();
         Ok(Backward { context, wanted, rows, input, weight })
     }
 
@@ -239,8 +240,14 @@ impl<'a> Backward<'a> {
         arguments.extend([y, mean, rstd, terms, gamma, beta]);
         push(&mut arguments, [channels, epilogue::group_channels(self.context)])?;
         push_activations(self.context, &mut arguments);
-        push(&mut arguments, [*groups, *group_out, *slots])?;
+        push(&mut arguments, [self.rounded(), *groups, *group_out, *slots])?;
         self.rows_step(arguments, axes, channels, strides)
+    }
+
+    /// Whether rows are rounded to tf32, once for all that multiply them.
+    fn rounded(&self) -> usize {
+        let request = self.context.request;
+        usize::from(request.dtype == DType::F32 && request.precision == Precision::Tf32)
     }
 
     /// The launch that writes the input by rows, which have gaps where those of the gradient have more.
@@ -255,7 +262,7 @@ impl<'a> Backward<'a> {
         arguments.extend([NULL; 6]);
         push(&mut arguments, [channels, channels, 0, 0])?;
         arguments.extend([Argument::F64(0.0); 2]);
-        push(&mut arguments, [1, channels, self.rows.x_pitch])?;
+        push(&mut arguments, [self.rounded(), 1, channels, self.rows.x_pitch])?;
         self.rows_step(arguments, axes, channels, strides)
     }
 
@@ -270,10 +277,12 @@ impl<'a> Backward<'a> {
         int(positions)?;
         push(&mut arguments, axes.into_iter().flatten())?;
         arguments.extend(strides.map(|stride| Argument::I64(stride as i64)));
-        let blocks = self.context.request.geometry.batch()
-            * positions.div_ceil(POSITIONS)
-            * channels.div_ceil(CHANNELS);
-        Ok(Step::launch(kernel(self.context, "gradient_rows")?, grid(blocks)?, arguments))
+        let (types, kind) = epilogue::element(self.context);
+        let kernel =
+            *self.context.narrowest("gradient_rows", &types, &[("KIND", kind)], "CHANNELS", channels)?;
+        let of_block = size(&kernel, "CHANNELS");
+        let tiles = positions.div_ceil(ELEMENTS / of_block) * channels.div_ceil(of_block);
+        Ok(Step::launch(kernel, grid(self.context.request.geometry.batch() * tiles)?, arguments))
     }
 
     /// The gradient of the input: a convolution of the gradient's rows, then where it cannot stand the definition.

@@ -9,7 +9,7 @@ use volup::{DType, MemoryFormat, NormSpec, Result};
 /// Threads of a block, vectors that one holds, and how often it does, of NCDHW and of NDHWC.
 const THREADS: usize = 256;
 const VECTORS: usize = 4;
-const TURNS: [usize; 2] = [4, 8];
+const TURNS: [usize; 2] = [2, 8];
 /// Sums of a channel of a sample.
 const SUMS: usize = 5;
 
@@ -57,7 +57,9 @@ impl Chunks {
         let request = context.request;
         let [samples, channels, ..] = request.geometry.output_shape();
         let voxels = request.geometry.output_voxels();
+        // Of more channels a thread would have more sums than registers.
         let whole = 16 / request.dtype.size();
+        let whole = if request.output_format == MemoryFormat::ChannelsLast3d { whole.min(4) } else { whole };
         let last = request.output_format == MemoryFormat::ChannelsLast3d;
         let vector = if last && !channels.is_multiple_of(whole) { 1 } else { whole };
         let (chunks, channel_blocks, rows) = if last {

@@ -444,7 +444,7 @@ impl Plan {
             Task::Forward => Plan::forward(context),
             _ if request.geometry.batch() == 0 => Ok(Plan::nothing()),
             Task::Training { output } => Plan::training(context, output),
-            Task::Backward(wanted) => Plan::backward(context, wanted),
+            Task::Backward(wanted) => Plan::backward(context, wanted, 0),
         }
     }
 
@@ -482,6 +482,13 @@ impl Plan {
         most: usize,
     ) -> Result<Vec<Plan>> {
         let context = Context { request, device, variants, wide_range: false };
+        if let Task::Backward(wanted) = request.task {
+            let all =
+                (0..most).map(|which| Plan::backward(context, wanted, which)).collect::<Result<Vec<_>>>()?;
+            let mut plans: Vec<Plan> = all;
+            plans.dedup_by_key(|plan| plan.summary.clone());
+            return Ok(plans);
+        }
         let mut families = Family::all(context)?;
         families.retain(|family| request.algorithm.is_none_or(|wanted| wanted == family.algorithm()));
         families.sort_by(|one, other| one.seconds(context).total_cmp(&other.seconds(context)));
@@ -528,8 +535,8 @@ impl Plan {
     }
 
     /// What computes gradients.
-    fn backward(context: Context<'_>, wanted: Wanted) -> Result<Plan> {
-        let backward = backward::Backward::new(context, wanted)?;
+    fn backward(context: Context<'_>, wanted: Wanted, which: usize) -> Result<Plan> {
+        let backward = backward::Backward::new(context, wanted, which)?;
         let (mut workspace, mut steps) = (Workspace::default(), Vec::new());
         backward.steps(&mut workspace, &mut steps)?;
         let algorithm = backward.algorithm();

@@ -1,13 +1,13 @@
 //! Planning `weight_gradient`: which tile, and how the rows are shared out. The kernel's file says what the numbers mean.
 
-use super::backward::Rows;
+use super::backward::{Rows, TapAxis};
 use super::{Argument, Context, RESERVED, SHARED, Step, product, push, size};
 use crate::Variant;
 use std::fmt;
 use volup::{DType, Precision, Result};
 
-/// Rows of a stage, those that later taps read, stages, and elements after each row.
-const KC: usize = 32;
+/// Rows of a stage, of 16 bits and of 32, those that later taps read, stages, and elements after each row.
+const KC: [usize; 2] = [64, 32];
 const HALO: usize = 4;
 const STAGES: usize = 3;
 const PAD: usize = 8;
@@ -21,7 +21,7 @@ const BLOCK: f64 = 4e-6;
 const STAGE: f64 = 0.35e-6;
 /// The most shares, and the fewest rows of one.
 const MOST_SPLITS: usize = 512;
-const FEWEST_ROWS: usize = 4 * KC;
+const FEWEST_ROWS: usize = 256;
 
 /// A plan of this kernel.
 pub(super) struct WeightGradient<'a> {
@@ -47,19 +47,26 @@ fn tile(kernel: &Variant) -> [usize; 3] {
     [of("WARP_M") * of("WARPS_M"), of("WARP_N") * of("WARPS_N"), of("TAPS")]
 }
 
+/// Rows of a stage.
+fn stage_rows(kernel: &Variant) -> usize {
+    KC[usize::from(kernel.param("KIND") != Some(0))]
+}
+
 impl<'a> WeightGradient<'a> {
-    /// The best plan, if the kernel is there and applies.
-    pub(super) fn new(context: Context<'a>, rows: &Rows) -> Option<WeightGradient<'a>> {
+    /// The plans that may be the fastest, the one that is expected to be first, if the kernel is there and applies.
+    pub(super) fn all(context: Context<'a>, rows: &Rows) -> Vec<WeightGradient<'a>> {
         let (types, kind) = match (context.request.dtype, context.request.precision) {
-            (DType::F64, _) => return None,
+            (DType::F64, _) => return Vec::new(),
             (DType::F32, Precision::Tf32) => (vec![], 1),
             (DType::F32, Precision::Ieee) => (vec![], 3),
             (DType::F16 | DType::Bf16, _) => (vec![context.type_name()], 0),
         };
         let kernels =
             context.kernels("weight_gradient", &types).filter(|kernel| kernel.param("KIND") == Some(kind));
-        let plans = kernels.flat_map(|kernel| WeightGradient::with(context, rows, kernel, kind));
-        plans.min_by(|one, other| one.seconds.total_cmp(&other.seconds))
+        let mut all: Vec<_> =
+            kernels.filter_map(|kernel| WeightGradient::with(context, rows, kernel, kind)).collect();
+        all.sort_by(|one, other| one.seconds.total_cmp(&other.seconds));
+        all
     }
 
     /// The best plan for a kernel.
@@ -74,7 +81,7 @@ impl<'a> WeightGradient<'a> {
         let (tiles_m, tiles_n) = (all_m.div_ceil(m), all_n.div_ceil(n));
         let shifts = w.count.div_ceil(taps) * h.count * d.count;
         let items = product(&[shifts, tiles_m, tiles_n]).filter(|&items| items < 1 << 24)?;
-        let busy = rows_of_tiles(rows, m, n) * shifts;
+        let (busy, kc) = (busy_items(rows, [m, n, taps]), stage_rows(kernel));
 
         let element = context.request.dtype.size();
         let (device, ctas) = (context.device.multiprocessors, size(kernel, "CTAS"));
@@ -84,17 +91,17 @@ impl<'a> WeightGradient<'a> {
             _ => RATES[2],
         };
         // Two blocks share a multiprocessor's rate.
-        let compute = (2 * m * n * taps * KC) as f64 / rate * ctas as f64;
-        let bytes = (((KC + halo) * m + KC * n) * element) as f64;
+        let compute = (2 * m * n * taps * kc) as f64 / rate * ctas as f64;
+        let bytes = (((kc + halo) * m + kc * n) * element) as f64;
         let stage = compute.max(bytes * (device * ctas) as f64 / CACHE).max(STAGE);
         let places = device * ctas;
         let elements = (rows.taps() * all_n * rows.group_out * 4) as f64;
         let plan = |splits: usize| {
-            let share = rows.count.div_ceil(splits).next_multiple_of(KC);
+            let share = rows.count.div_ceil(splits).next_multiple_of(kc);
             let splits = rows.count.div_ceil(share);
             let waves = (busy * splits).div_ceil(places) as f64;
             let seconds =
-                waves * (BLOCK + (share / KC) as f64 * stage) + 2.0 * splits as f64 * elements / CACHE + 6e-6;
+                waves * (BLOCK + (share / kc) as f64 * stage) + 2.0 * splits as f64 * elements / CACHE + 6e-6;
             WeightGradient { kernel, items, splits, share, seconds }
         };
         let most = (rows.count / FEWEST_ROWS).clamp(1, MOST_SPLITS);
@@ -129,17 +136,38 @@ fn shared_bytes(kernel: &Variant) -> usize {
     let [m, n, taps] = tile(kernel);
     let halo = if taps > 1 { HALO } else { 0 };
     let element = if kernel.param("KIND") == Some(0) { 2 } else { 4 };
-    STAGES * ((KC + halo) * (m + PAD) + KC * (n + PAD)) * element
+    let kc = stage_rows(kernel);
+    STAGES * ((kc + halo) * (m + PAD) + kc * (n + PAD)) * element
 }
 
-/// Tiles of channels that any pair of a group is in.
-fn rows_of_tiles(rows: &Rows, m: usize, n: usize) -> usize {
+/// Blocks of a share that have something to do: a pair of channels of one group, and a tap of one of the classes.
+fn busy_items(rows: &Rows, [m, n, taps]: [usize; 3]) -> usize {
     let (all_m, all_n) = (rows.pitch(), rows.groups * rows.group_in);
-    (0..all_m.div_ceil(m))
-        .map(|tile| {
-            let (first, last) =
-                (tile * m / rows.slots, ((tile + 1) * m).min(all_m).saturating_sub(1) / rows.slots);
-            (first * rows.group_in / n..=((last + 1) * rows.group_in - 1).min(all_n - 1) / n).count()
-        })
-        .sum()
+    let [d, h, w] = rows.axes;
+    // Whether a class has a tap so many from its first, and how many blocks of taps along width it has any in.
+    let has = |axis: &TapAxis, class: usize, shift: usize| class + shift * axis.step < axis.axis.kernel;
+    let mut busy = 0;
+    for tile in 0..all_m.div_ceil(m) {
+        let (from, to) = (tile * m, ((tile + 1) * m).min(all_m));
+        let columns = (from / rows.slots * rows.group_in / n
+            ..=(((to - 1) / rows.slots + 1) * rows.group_in - 1).min(all_n - 1) / n)
+            .count();
+        let classes = |axes: &mut dyn FnMut(usize, usize, usize) -> bool| {
+            (from..to).step_by(rows.group_out.min(m)).chain([to - 1]).any(|slot| {
+                let j = slot % rows.slots / rows.group_out;
+                axes(j / w.classes / h.classes, j / w.classes % h.classes, j % w.classes)
+            })
+        };
+        for md in 0..d.count {
+            for mh in 0..h.count {
+                for mw in (0..w.count).step_by(taps) {
+                    let any = classes(&mut |jd, jh, jw| {
+                        jd < d.classes && has(&d, jd, md) && has(&h, jh, mh) && has(&w, jw, mw)
+                    });
+                    busy += usize::from(any) * columns;
+                }
+            }
+        }
+    }
+    busy
 }

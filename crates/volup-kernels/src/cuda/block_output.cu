@@ -7,25 +7,34 @@
 #include "channel_chunks.cuh"
 #include "slope.cuh"
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2) block_output(
+extern "C" __global__ void __launch_bounds__(THREADS, KIND == 4 ? 2 : 4) block_output(
     const Element *y, Element *z, const Sum *mean, const Sum *rstd, const Element *gamma, const Element *beta, int voxels, int channels,
     int group_channels, int chunks, int channel_blocks, int activation, int post, double slope, double post_slope) {
     const Share share(voxels, channels, chunks, channel_blocks);
     if (share.to == 0) return;
-    Epilogue of[LAST ? VECTOR : 1];
+    constexpr int OWN = LAST ? VECTOR : 1;
+    Norm norm[OWN];
 #pragma unroll
-    for (int e = 0; e < (LAST ? VECTOR : 1); e++)
-        of[e] = epilogue_of(share.sample, share.channel + e, channels, group_channels, mean, rstd, gamma, beta, activation, slope, post, post_slope);
+    for (int e = 0; e < OWN; e++) norm[e] = norm_of(share.sample, share.channel + e, channels, group_channels, mean, rstd, gamma, beta);
+    by_straightness(activation, post, [&](auto is) {
+        const Activation<is.STRAIGHT> first(activation, slope), last(post, post_slope);
 #pragma unroll 1
-    for (int turn = 0; turn < TURNS; turn++) {
-        Vector v[VECTORS];
+        for (int turn = 0; turn < TURNS; turn++) {
+            Vector v[VECTORS];
+            share.load(y, turn, v);
 #pragma unroll
-        for (int k = 0; k < VECTORS; k++) v[k] = share.load(y, turn * VECTORS + k);
+            for (int k = 0; k < VECTORS; k++) {
+                Sum x[VECTOR], a[VECTOR], z_of[VECTOR], slopes[VECTOR];
 #pragma unroll
-        for (int k = 0; k < VECTORS; k++) {
+                for (int e = 0; e < VECTOR; e++) x[e] = widen(v[k].of[e]);
+                first.of(x, a, slopes);
 #pragma unroll
-            for (int e = 0; e < VECTOR; e++) narrow(of[LAST ? e : 0].output(widen(v[k].of[e])), &v[k].of[e]);
-            share.store(z, turn * VECTORS + k, v[k]);
+                for (int e = 0; e < VECTOR; e++) x[e] = norm[LAST ? e : 0].scaled(norm[LAST ? e : 0].normalized(a[e]));
+                last.of(x, z_of, slopes);
+#pragma unroll
+                for (int e = 0; e < VECTOR; e++) narrow(z_of[e], &v[k].of[e]);
+            }
+            share.store(z, turn, v);
         }
-    }
+    });
 }

@@ -15,7 +15,7 @@
 #error "LAST: channels last; VECTOR: elements of a load"
 #endif
 
-constexpr int THREADS = 256, VECTORS = 4, TURNS = LAST ? 8 : 4;
+constexpr int THREADS = 256, VECTORS = 4, TURNS = LAST ? 8 : 2;
 
 /// A vector of elements.
 struct __align__(VECTOR * sizeof(Element)) Vector {
@@ -77,28 +77,48 @@ struct Share {
     }
     __device__ __forceinline__ long long offset(int k) const { return base + (long long)(k * high + own) * pitch; }
 
-    __device__ __forceinline__ Vector load(const Element *x, int k) const {
-        Vector v;
+    /// Where vector `k` begins, and whether all of it is there; those that are there in part are few.
+    __device__ __forceinline__ bool whole(int k) const {
         int lo, hi;
         range(k, lo, hi);
-        if (hi - lo == VECTOR) {
-            v = *(const Vector *)(x + offset(k));
-        } else {
-#pragma unroll
-            for (int e = 0; e < VECTOR; e++) v.of[e] = e >= lo && e < hi ? x[offset(k) + e] : Element{};
-        }
-        return v;
+        return hi - lo == VECTOR;
+    }
+    __device__ __forceinline__ bool partly(int k) const {
+        int lo, hi;
+        range(k, lo, hi);
+        return hi > lo && hi - lo < VECTOR;
     }
 
-    __device__ __forceinline__ void store(Element *y, int k, const Vector &v) const {
-        int lo, hi;
-        range(k, lo, hi);
-        if (hi - lo == VECTOR) {
-            *(Vector *)(y + offset(k)) = v;
-        } else {
+    /// A turn's vectors of a tensor, zeros where nothing is.
+    __device__ __forceinline__ void load(const Element *x, int turn, Vector (&v)[VECTORS]) const {
 #pragma unroll
-            for (int e = 0; e < VECTOR; e++)
-                if (e >= lo && e < hi) y[offset(k) + e] = v.of[e];
+        for (int k = 0; k < VECTORS; k++) {
+            v[k] = Vector{};
+            if (whole(turn * VECTORS + k)) v[k] = *(const Vector *)(x + offset(turn * VECTORS + k));
         }
+#pragma unroll
+        for (int k = 0; k < (LAST ? 0 : VECTORS); k++)
+            if (partly(turn * VECTORS + k)) {
+                int lo, hi;
+                range(turn * VECTORS + k, lo, hi);
+#pragma unroll
+                for (int e = 0; e < VECTOR; e++)
+                    if (e >= lo && e < hi) v[k].of[e] = x[offset(turn * VECTORS + k) + e];
+            }
+    }
+
+    __device__ __forceinline__ void store(Element *y, int turn, const Vector (&v)[VECTORS]) const {
+#pragma unroll
+        for (int k = 0; k < VECTORS; k++)
+            if (whole(turn * VECTORS + k)) *(Vector *)(y + offset(turn * VECTORS + k)) = v[k];
+#pragma unroll
+        for (int k = 0; k < (LAST ? 0 : VECTORS); k++)
+            if (partly(turn * VECTORS + k)) {
+                int lo, hi;
+                range(turn * VECTORS + k, lo, hi);
+#pragma unroll
+                for (int e = 0; e < VECTOR; e++)
+                    if (e >= lo && e < hi) y[offset(turn * VECTORS + k) + e] = v[k].of[e];
+            }
     }
 };

@@ -9,12 +9,11 @@
 // With `y` the elements are not those of `x` but the gradient of the convolution's output that follows from it: `dy =
 // (rstd*gamma*dv + q + r*h) * f` of `gradient_sums` and `gradient_vectors`.
 //
-// Parameters: `x`, `out` (a multiple of 16 bytes), `control` (the word of the largest magnitude, as bits of float32; null:
-// nobody asks), `y` (null: no epilogue), `mean`, `rstd`, `terms` (null: no normalization), `gamma`, `beta` (null: 1 and 0);
-// i32: `channels`, `group_channels` of the normalization; `activation`, `post`; f64: `slope`, `post_slope`; i32: `groups`,
+// Parameters: `x`, `out` (a multiple of 16 bytes), `control` (the word of the largest magnitude, as bits of float32), `y` (null: no epilogue), `mean`, `rstd`, `terms` (null: no normalization), `gamma`, `beta` (null: 1 and 0);
+// i32: `channels`, `group_channels` of the normalization; `activation`, `post`; f64: `slope`, `post_slope`; i32: `round` (1: to tf32, for kernels that multiply such), `groups`,
 // `group_in`, `slots`; of depth, then height, then width: size of the tensor, rows' size, classes, stride, padding,
-// dilation; i64: strides of the tensor: n, c, d, h, w. Threads: 256. Grid: n * ceil(qd*ud*qh*uh*qw*uw / 64) *
-// ceil(channels / 32).
+// dilation; i64: strides of the tensor: n, c, d, h, w. Threads: 256. Grid: n * ceil(qd*ud*qh*uh*qw*uw / (4096 /
+// CHANNELS)) * ceil(channels / CHANNELS).
 
 #if KIND == 4
 #include "element.cuh"
@@ -28,12 +27,25 @@ struct Axis {
     int size, rows, classes, stride, padding, dilation;
 };
 
-constexpr int CHANNELS = 32, POSITIONS = 64, THREADS = 256, OWN = POSITIONS * CHANNELS / THREADS;
+#ifndef CHANNELS
+#error "CHANNELS: of a block"
+#endif
 
-extern "C" __global__ void __launch_bounds__(THREADS) gradient_rows(
+constexpr int THREADS = 256, POSITIONS = 4096 / CHANNELS, GROUPS = 4, OWN = 4;
+/// Groups of elements of a channel that one thread has.
+constexpr int SHARED_BY = 32 / CHANNELS;
+static_assert(CHANNELS == 8 || CHANNELS == 16 || CHANNELS == 32, "groups of elements are dealt out for these");
+
+/// How a channel's gradients follow: `dy = (factor*dv + q + r*h) * f`.
+struct Channel {
+    Norm norm;
+    Sum factor, q, r;
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, KIND == 4 ? 2 : 4) gradient_rows(
     const Element *x, Element *out, unsigned *control, const Element *y, const Sum *mean, const Sum *rstd, const Sum *terms,
     const Element *gamma, const Element *beta, int channels, int group_channels, int activation, int post, double slope, double post_slope,
-    int groups, int group_in, int slots, int size_d, int rows_d, int classes_d, int stride_d, int padding_d, int dilation_d, int size_h,
+    int round, int groups, int group_in, int slots, int size_d, int rows_d, int classes_d, int stride_d, int padding_d, int dilation_d, int size_h,
     int rows_h, int classes_h, int stride_h, int padding_h, int dilation_h, int size_w, int rows_w, int classes_w, int stride_w,
     int padding_w, int dilation_w, long long x_n, long long x_c, long long x_d, long long x_h, long long x_w) {
     const Axis d = {size_d, rows_d, classes_d, stride_d, padding_d, dilation_d}, h = {size_h, rows_h, classes_h, stride_h, padding_h, dilation_h},
@@ -41,65 +53,119 @@ extern "C" __global__ void __launch_bounds__(THREADS) gradient_rows(
     __shared__ Element staged[POSITIONS][CHANNELS + 8 / sizeof(Element) + 1];
     // Where each position reads, from the sample's start, and writes.
     __shared__ long long from[POSITIONS], to[POSITIONS];
+    __shared__ Channel of_channel[CHANNELS];
+    [[maybe_unused]] __shared__ unsigned of_warp[THREADS / 32];
     const int channel_blocks = (channels + CHANNELS - 1) / CHANNELS, c0 = blockIdx.x % channel_blocks * CHANNELS;
-    const int positions = d.rows * d.classes * h.rows * h.classes * w.rows * w.classes, tiles = (positions + POSITIONS - 1) / POSITIONS;
+    const unsigned positions = d.rows * d.classes * h.rows * h.classes * w.rows * w.classes, tiles = (positions + POSITIONS - 1) / POSITIONS;
     const int tile = blockIdx.x / channel_blocks, n = tile / tiles;
-    if (threadIdx.x < POSITIONS) {
-        int p = (tile - n * tiles) * POSITIONS + threadIdx.x;
+    if (y && threadIdx.x >= THREADS - CHANNELS) {
+        const int at = THREADS - 1 - threadIdx.x, c = c0 + at;
+        if (c < channels) {
+            Channel of = {norm_of(n, c, channels, group_channels, mean, rstd, gamma, beta), 1, 0, 0};
+            if (mean) {
+                const int group = n * (channels / group_channels) + c / group_channels;
+                of.factor = of.norm.rstd * of.norm.gamma;
+                of.q = terms[2 * group];
+                of.r = terms[2 * group + 1];
+            }
+            of_channel[at] = of;
+        }
+    }
+    for (int i = threadIdx.x; i < POSITIONS; i += THREADS) {
+        unsigned p = (tile - n * tiles) * POSITIONS + i;
         const bool real = p < positions;
-        const auto next = [&p](int by) {
-            const int digit = p % by;
+        const auto next = [&p](unsigned by) {
+            const unsigned digit = p % by;
             p /= by;
-            return digit;
+            return (int)digit;
         };
         // Neighbours in the tensor are neighbours here.
-        const int jw = next(w.classes), iw = next(w.rows), jh = next(h.classes), ih = next(h.rows), jd = next(d.classes), id = p;
+        const int jw = next(w.classes), iw = next(w.rows), jh = next(h.classes), ih = next(h.rows), jd = next(d.classes), id = (int)p;
         const int od = d.stride * id - d.padding + jd * d.dilation, oh = h.stride * ih - h.padding + jh * h.dilation;
         const int ow = w.stride * iw - w.padding + jw * w.dilation;
         const bool here = real && (unsigned)od < (unsigned)d.size && (unsigned)oh < (unsigned)h.size && (unsigned)ow < (unsigned)w.size;
-        from[threadIdx.x] = here ? n * x_n + od * x_d + oh * x_h + ow * x_w : -1;
+        from[i] = here ? n * x_n + od * x_d + oh * x_h + ow * x_w : -1;
         const long long row = (((long long)n * d.rows + id) * h.rows + ih) * w.rows + iw;
-        to[threadIdx.x] = real ? row * groups * slots + ((jd * h.classes + jh) * w.classes + jw) * group_in : -1;
+        to[i] = real ? row * groups * slots + ((jd * h.classes + jh) * w.classes + jw) * group_in : -1;
     }
     __syncthreads();
-    // Neighbouring threads read neighbours: positions, or channels.
-    const bool last = x_c == 1;
-    unsigned most = 0;
-    Element of_x[OWN], of_y[OWN];
+    [[maybe_unused]] unsigned most = 0;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    // Neighbouring threads read neighbours: positions, or channels. Elements that a thread has at once are of one channel.
+    const auto read = [&](auto order, auto is) {
+        constexpr bool LAST = order.STRAIGHT;
+        const Activation<is.STRAIGHT> first(activation, slope), after(post, post_slope);
+#pragma unroll(GROUPS / 2)
+        for (int group = 0; group < GROUPS; group++) {
+            const int channel = LAST ? lane % CHANNELS : warp * (CHANNELS / 8) + group / SHARED_BY;
+            const auto position = [&](int k) -> int {
+                if (LAST) return threadIdx.x / CHANNELS + THREADS / CHANNELS * (group * OWN + k);
+                return lane + 32 * (group % SHARED_BY * OWN + k);
+            };
+            const bool there = c0 + channel < channels;
+            const long long start = (c0 + channel) * x_c;
+            Element of_x[OWN], of_y[OWN];
+            bool here[OWN];
 #pragma unroll
-    for (int k = 0; k < OWN; k++) {
-        const int at = threadIdx.x + k * THREADS, c = c0 + (last ? at % CHANNELS : at / POSITIONS);
-        const long long start = from[last ? at / CHANNELS : at % POSITIONS];
-        const bool here = start >= 0 && c < channels;
-        of_x[k] = here ? x[start + c * x_c] : Element{};
-        if (y) of_y[k] = here ? y[start + c * x_c] : Element{};
-    }
-#pragma unroll
-    for (int k = 0; k < OWN; k++) {
-        const int at = threadIdx.x + k * THREADS, c = c0 + (last ? at % CHANNELS : at / POSITIONS);
-        const int position = last ? at / CHANNELS : at % POSITIONS;
-        if (y && from[position] >= 0 && c < channels) {
-            const Epilogue by = epilogue_of(n, c, channels, group_channels, mean, rstd, gamma, beta, activation, slope, post, post_slope);
-            const Sum value = widen(of_y[k]), normalized = by.normalized(value);
-            Sum gradient = by.before_post(widen(of_x[k]), normalized);
-            if (mean) {
-                const int group = n * (channels / group_channels) + c / group_channels;
-                gradient = by.rstd * by.gamma * gradient + terms[2 * group] + terms[2 * group + 1] * normalized;
+            for (int k = 0; k < OWN; k++) {
+                const long long at = from[position(k)];
+                here[k] = at >= 0 && there;
+                of_x[k] = here[k] ? x[at + start] : Element{};
+                of_y[k] = here[k] && y ? y[at + start] : Element{};
             }
-            narrow(back_through(gradient, value, activation, (Sum)slope), &of_x[k]);
-        }
-        staged[position][last ? at % CHANNELS : at / POSITIONS] = of_x[k];
+            if (y) {
+                const Channel of = of_channel[channel];
+                Sum v[OWN], a[OWN], f[OWN], h[OWN], unused[OWN], post_f[OWN];
+#pragma unroll
+                for (int k = 0; k < OWN; k++) v[k] = widen(of_y[k]);
+                first.of(v, a, f);
+#pragma unroll
+                for (int k = 0; k < OWN; k++) {
+                    h[k] = of.norm.normalized(a[k]);
+                    v[k] = of.norm.scaled(h[k]);
+                }
+                after.of(v, unused, post_f);
+#pragma unroll
+                for (int k = 0; k < OWN; k++) {
+                    Sum dy = after.back(widen(of_x[k]), post_f[k]);
+                    if (mean) dy = of.factor * dy + (of.q + of.r * h[k]);
+                    dy = first.back(dy, f[k]);
+                    if (here[k]) narrow(dy, &of_x[k]);
+                }
+            }
+#pragma unroll
+            for (int k = 0; k < OWN; k++) {
 #if KIND != 4
-        most = max(most, magnitude(of_x[k]));
+                most = max(most, magnitude(of_x[k]));
 #endif
-    }
+#if KIND == 1
+                if (round) of_x[k] = __uint_as_float(round_tf32(of_x[k]));
+#endif
+                staged[position(k)][channel] = of_x[k];
+            }
+        }
+    };
+    by_straightness(activation, post, [&](auto is) {
+        if (x_c == 1)
+            read(Whether<true>(), is);
+        else
+            read(Whether<false>(), is);
+    });
     __syncthreads();
 #pragma unroll
-    for (int k = 0; k < OWN; k++) {
+    for (int k = 0; k < GROUPS * OWN; k++) {
         const int at = threadIdx.x + k * THREADS, position = at / CHANNELS, c = c0 + at % CHANNELS, group = c / group_in;
         if (c < channels && to[position] >= 0) out[to[position] + group * (slots - group_in) + c] = staged[position][at % CHANNELS];
     }
 #if KIND != 4
-    if (control) raise(control, as_float32(Element{}, most));
+    // One thread looks whether there has been one as large, where it last saw it: many would wait for each other.
+    most = __reduce_max_sync(0xffffffffu, most);
+    if (lane == 0) of_warp[warp] = most;
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        for (int other = 1; other < THREADS / 32; other++) most = max(most, of_warp[other]);
+        most = as_float32(Element{}, most);
+        if (most > *control) atomicMax(control, most);
+    }
 #endif
 }

@@ -14,64 +14,52 @@
 
 constexpr int SUMS = 5;
 
-extern "C" __global__ void __launch_bounds__(THREADS, LAST && VECTOR == 8 ? 1 : 2) gradient_sums(
+extern "C" __global__ void __launch_bounds__(THREADS, KIND == 4 ? 1 : 2) gradient_sums(
     const Element *y, const Element *dz, Sum *sums, const Sum *mean, const Sum *rstd, const Element *gamma, const Element *beta, int voxels,
     int channels, int group_channels, int chunks, int channel_blocks, int activation, int post, double slope, double post_slope) {
     const Share share(voxels, channels, chunks, channel_blocks);
     constexpr int OWN = LAST ? VECTOR : 1;
-    Epilogue of[OWN];
     Sum total[OWN][SUMS] = {};
-    if (share.to > 0) {
+    if (share.to > 0)
+        by_straightness(activation, post, [&](auto is) {
+            const Activation<is.STRAIGHT> first(activation, slope), last(post, post_slope);
+            Norm norm[OWN];
 #pragma unroll
-        for (int e = 0; e < OWN; e++)
-            of[e] = epilogue_of(share.sample, share.channel + e, channels, group_channels, mean, rstd, gamma, beta, activation, slope, post, post_slope);
+            for (int e = 0; e < OWN; e++) norm[e] = norm_of(share.sample, share.channel + e, channels, group_channels, mean, rstd, gamma, beta);
 #pragma unroll 1
-        for (int turn = 0; turn < TURNS; turn++) {
-            Vector g[VECTORS], v[VECTORS];
+            for (int turn = 0; turn < TURNS; turn++) {
+                Vector g[VECTORS], v[VECTORS] = {};
+                share.load(dz, turn, g);
+                if (y) share.load(y, turn, v);
 #pragma unroll
-            for (int k = 0; k < VECTORS; k++) {
-                g[k] = share.load(dz, turn * VECTORS + k);
-                if (y) v[k] = share.load(y, turn * VECTORS + k);
-            }
+                for (int k = 0; k < VECTORS; k++) {
+                    int lo, hi;
+                    share.range(turn * VECTORS + k, lo, hi);
+                    Sum x[VECTOR], a[VECTOR], f[VECTOR], h[VECTOR], unused[VECTOR], post_f[VECTOR];
 #pragma unroll
-            for (int k = 0; k < VECTORS; k++) {
-                int lo, hi;
-                share.range(turn * VECTORS + k, lo, hi);
+                    for (int e = 0; e < VECTOR; e++) x[e] = widen(v[k].of[e]);
+                    first.of(x, a, f);
 #pragma unroll
-                for (int e = 0; e < VECTOR; e++) {
-                    if (e < lo || e >= hi) continue;
-                    const Epilogue &by = of[LAST ? e : 0];
-                    Sum(&to)[SUMS] = total[LAST ? e : 0];
-                    Sum dv = widen(g[k].of[e]);
-                    if (y) {
-                        const Sum x = widen(v[k].of[e]), h = by.normalized(x);
-                        dv = by.before_post(dv, h);
-                        to[1] += dv * h;
-                        if (activation) {
-                            to[2] += back_through(dv, x, activation, (Sum)slope);
-                            const Sum f = back_through((Sum)1, x, activation, (Sum)slope);
-                            to[3] += f;
-                            to[4] += h * f;
-                        } else {
-                            to[4] += h;
-                        }
+                    for (int e = 0; e < VECTOR; e++) {
+                        h[e] = norm[LAST ? e : 0].normalized(a[e]);
+                        x[e] = norm[LAST ? e : 0].scaled(h[e]);
                     }
-                    to[0] += dv;
+                    last.of(x, unused, post_f);
+                    // What is not there has a gradient of 0.
+#pragma unroll
+                    for (int e = 0; e < VECTOR; e++) {
+                        const Sum dv = last.back(widen(g[k].of[e]), post_f[e]);
+                        const Sum slope_there = hi - lo == VECTOR || (e >= lo && e < hi) ? f[e] : (Sum)0;
+                        Sum(&to)[SUMS] = total[LAST ? e : 0];
+                        to[0] += dv;
+                        to[1] += dv * h[e];
+                        to[2] += first.back(dv, f[e]);
+                        to[3] += slope_there;
+                        to[4] += h[e] * slope_there;
+                    }
                 }
             }
-        }
-    }
-    if (share.to > 0 && !activation)
-#pragma unroll
-        for (int e = 0; e < OWN; e++) {
-            total[e][2] = total[e][0];
-            // Voxels of this thread.
-            for (int k = 0; k < TURNS * VECTORS; k++) {
-                int lo, hi;
-                share.range(k, lo, hi);
-                total[e][3] += LAST ? hi > 0 : hi - lo;
-            }
-        }
+        });
     const auto put = [&](int channel, int which, Sum v) {
         sums[(((long long)share.sample * channels + channel) * chunks + share.chunk) * SUMS + which] = v;
     };

@@ -8,12 +8,13 @@
 //
 // A block has BM neighbouring channels of G's rows and BN of X's, and TAPS neighbouring shifts along width, of one pair of
 // shifts along depth and height, over a share of all rows. Stages of KC rows (G's with those that later shifts read) come
-// by cp.async, as they lie; matrix instructions read them transposed, for which the tensors' order is the right one. What
-// of a tile is no tap of the convolution, or of another of its groups, is dropped at the end.
+// by cp.async, as they lie; matrix instructions read them transposed, for which the tensors' order is the right one. Of
+// float32 a thread reads neighbouring channels at once, which then are rows and columns of several instructions. What of a
+// tile is no tap of the convolution, or of another of its groups, is dropped at the end.
 //
 // # Numbers
 //
-// `KIND` 0, f16 or bf16; 1, float32 rounded to tf32; 3, float32 as two tf32, whose products of 8 rows are added to float32
+// `KIND` 0, f16 or bf16; 1, float32 that is rounded to tf32 already; 3, float32 as two tf32, whose products of 8 rows are added to float32
 // registers. Sums of a block's share of the rows, to be added up by `weight_gradient_sum`.
 //
 // # What it takes
@@ -33,9 +34,11 @@
 #endif
 
 constexpr int BM = WARP_M * WARPS_M, BN = WARP_N * WARPS_N, THREADS = 32 * WARPS_M * WARPS_N;
-constexpr int KC = 32, STAGES = 3, HALO = TAPS > 1 ? 4 : 0, SIZE = sizeof(Element), VECTOR = 16 / SIZE;
+constexpr int KC = KIND == 0 ? 64 : 32, STAGES = 3, HALO = TAPS > 1 ? 4 : 0, SIZE = sizeof(Element), VECTOR = 16 / SIZE;
 /// Rows of a matrix instruction, its tiles of a warp.
 constexpr int STEP = KIND == 0 ? 16 : 8, MT = WARP_M / 16, NT = WARP_N / 8, AT_ONCE = KIND == 3 ? 1 : KC / STEP;
+/// Channels that are read at once: of the gradient's rows for two tiles.
+constexpr int WIDE_M = KIND == 0 ? 1 : 4, WIDE_N = KIND == 0 ? 1 : NT % 4 == 0 ? 4 : NT % 2 == 0 ? 2 : 1;
 /// Elements from a row to the next in shared memory: reads of a warp meet no bank conflict.
 constexpr int PITCH_M = BM + 8, PITCH_N = BN + 8, STAGE = (KC + HALO) * PITCH_M + KC * PITCH_N;
 
@@ -47,31 +50,39 @@ __device__ __forceinline__ void load_transposed(unsigned (&v)[4], unsigned at) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(at));
 }
 
-__device__ __forceinline__ unsigned shared_word(unsigned at) {
-    unsigned v;
-    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(at));
-    return v;
+/// Neighbours in shared memory.
+template <int COUNT> __device__ __forceinline__ void read(unsigned (&v)[COUNT], unsigned at) {
+    if constexpr (COUNT == 4)
+        asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(at));
+    else if constexpr (COUNT == 2)
+        asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v[0]), "=r"(v[1]) : "r"(at));
+    else
+        asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v[0]) : "r"(at));
 }
 
 /// So many rows of so many channels to shared memory; zeros past the ends of what there is.
 template <int ROWS, int WIDE, int PITCH>
 __device__ __forceinline__ void fetch(unsigned to, const Element *from, int pitch, long long first, int count, int channel, int channels) {
-    constexpr int PER = WIDE / VECTOR;
+    constexpr int PER = WIDE / VECTOR, TURNS = (ROWS * PER + THREADS - 1) / THREADS;
+    static_assert(THREADS % PER == 0, "a thread keeps to its channels");
+    const int row0 = threadIdx.x / PER, c = threadIdx.x % PER * VECTOR;
+    // Rows from this thread's first on.
+    const int left = channel + c < channels ? (int)max(min(count - first - row0, (long long)ROWS), 0ll) : 0;
+    const Element *source = from + ((first + row0) * pitch + channel + c);
+    unsigned target = to + SIZE * (row0 * PITCH + c);
 #pragma unroll
-    for (int k = 0; k < (ROWS * PER + THREADS - 1) / THREADS; k++) {
-        const int i = threadIdx.x + k * THREADS, row = i / PER, c = i % PER * VECTOR;
-        if (ROWS * PER % THREADS != 0 && i >= ROWS * PER) break;
-        const bool there = first + row < count && channel + c < channels;
-        copy_async(to + SIZE * (row * PITCH + c), there ? from + ((first + row) * pitch + channel + c) : from, there);
+    for (int k = 0; k < TURNS; k++) {
+        const int row = k * (THREADS / PER);
+        if (ROWS * PER % THREADS != 0 && k == TURNS - 1 && row0 + row >= ROWS) break;
+        copy_async(target, row < left ? source : from, row < left);
+        source += (long long)(THREADS / PER) * pitch;
+        target += SIZE * (THREADS / PER) * PITCH;
     }
 }
 
-/// A float32 as what is multiplied of it; of the split's two parts the high one, of which the instructions take the upper
-/// bits, and the rest.
+/// Of the split's two parts the high one, and the rest, of which the instructions cut off what they do not hold.
 __device__ __forceinline__ void prepare(unsigned &high, unsigned &low) {
-#if KIND == 1
-    high = round_tf32(__uint_as_float(high));
-#elif KIND == 3
+#if KIND == 3
     const float x = __uint_as_float(high);
     high &= 0xffffe000u;
     low = __float_as_uint(x - __uint_as_float(high)) + 0x1000u;
@@ -149,16 +160,32 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) weight_gradient(
             }
 #else
 #pragma unroll
-            for (int j = 0; j < NT; j++)
+            for (int j = 0; j < NT; j += WIDE_N)
 #pragma unroll
                 for (int half = 0; half < 2; half++) {
-                    b[0][j][half] = shared_word(of_x + SIZE * ((k0 + t + 4 * half) * PITCH_N + n_warp + 8 * j + g));
-                    prepare(b[0][j][half], b[PARTS - 1][j][half]);
+                    unsigned v[WIDE_N];
+                    read(v, of_x + SIZE * ((k0 + t + 4 * half) * PITCH_N + n_warp + 8 * j + WIDE_N * g));
+#pragma unroll
+                    for (int e = 0; e < WIDE_N; e++) {
+                        b[0][j + e][half] = v[e];
+                        prepare(b[0][j + e][half], b[PARTS - 1][j + e][half]);
+                    }
                 }
 #endif
 #pragma unroll
             for (int tap = 0; tap < TAPS; tap++) {
-                const unsigned from = of_g + SIZE * ((k0 + tap * shift_w) * PITCH_M + m_warp);
+                unsigned from = of_g + SIZE * ((k0 + tap * shift_w) * PITCH_M + m_warp);
+#if KIND == 3
+                // A tap's loads come after the products of the one before: registers are scarce.
+                if (tap > 0) asm volatile("" : "+r"(from), "+f"(sum[tap > 0 ? tap - 1 : 0][MT - 1][NT - 1][3]));
+#endif
+#if KIND != 0
+                unsigned wide[MT / 2][2][4];
+#pragma unroll
+                for (int i = 0; i < MT / 2; i++)
+#pragma unroll
+                    for (int half = 0; half < 2; half++) read(wide[i][half], from + SIZE * ((t + 4 * half) * PITCH_M + 32 * i + 4 * g));
+#endif
 #pragma unroll
                 for (int i = 0; i < MT; i++) {
                     unsigned a[PARTS][4];
@@ -167,7 +194,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) weight_gradient(
 #else
 #pragma unroll
                     for (int e = 0; e < 4; e++) {
-                        a[0][e] = shared_word(from + SIZE * ((t + e / 2 * 4) * PITCH_M + 16 * i + g + e % 2 * 8));
+                        a[0][e] = wide[i / 2][e / 2][i % 2 * 2 + e % 2];
                         prepare(a[0][e], a[PARTS - 1][e]);
                     }
 #endif
@@ -198,7 +225,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) weight_gradient(
     for (int i = 0; i < MT; i++)
 #pragma unroll
         for (int half = 0; half < 2; half++) {
-            const int m = m0 + m_warp + 16 * i + g + 8 * half;
+            const int m = m0 + m_warp + (WIDE_M == 1 ? 16 * i + g + 8 * half : 32 * (i / 2) + 4 * g + 2 * (i % 2) + half);
             if (m >= all_m) continue;
             const int group = m / slots, slot = m - group * slots, co = slot % group_out;
 #pragma unroll
@@ -209,7 +236,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) weight_gradient(
                 for (int j = 0; j < NT; j++)
 #pragma unroll
                     for (int e = 0; e < 2; e++) {
-                        const int n = n0 + n_warp + 8 * j + 2 * t + e;
+                        const int n = n0 + n_warp + 8 * (j / WIDE_N * WIDE_N) + WIDE_N * (2 * t + e) + j % WIDE_N;
                         if (n < all_n && n / group_in == group) to[((long long)at * all_n + n) * group_out + co] = sum[tap][i][j][2 * half + e];
                     }
             }

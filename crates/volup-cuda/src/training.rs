@@ -1,0 +1,150 @@
+//! The engine's passes of training.
+
+use crate::{CudaEngine, CudaLayer, CudaTensor, Pointers, Task};
+use volup::{BlockSpec, DType, Error, Geometry, Gradients, MemoryFormat, Result, Saved, Training, Wanted};
+
+/// Whether a tensor is of a shape and type.
+fn expect(param: &'static str, tensor: &CudaTensor, shape: &[usize], dtype: DType) -> Result<()> {
+    if tensor.shape != shape {
+        return Err(Error::Shape { param, got: tensor.shape.clone(), expected: shape.to_vec() });
+    }
+    if tensor.dtype != dtype {
+        return Err(Error::DTypeMismatch { param, got: tensor.dtype, expected: dtype });
+    }
+    Ok(())
+}
+
+fn address(tensor: &Option<CudaTensor>) -> u64 {
+    tensor.as_ref().map_or(0, CudaTensor::address)
+}
+
+impl CudaEngine {
+    /// What is saved, with an output if that is asked for; both in a format.
+    fn saved(
+        &self,
+        layer: &CudaLayer,
+        geometry: &Geometry,
+        input: &CudaTensor,
+        format: MemoryFormat,
+        output: Option<&CudaTensor>,
+    ) -> Result<Saved<CudaTensor>> {
+        let block = &layer.block;
+        if *block == BlockSpec::from(*block.conv()) && output.is_none() {
+            return Ok(Saved::default());
+        }
+        let mut saved = Saved::default();
+        if *block != BlockSpec::from(*block.conv()) {
+            let shape = geometry.output_shape()[5 - input.shape.len()..].to_vec();
+            saved.convolution = Some(self.empty(shape, layer.dtype, format)?);
+        }
+        if let Some(norm) = block.norm() {
+            let statistic = || {
+                self.empty(
+                    vec![geometry.batch(), norm.groups()],
+                    layer.dtype.accumulator(),
+                    MemoryFormat::Contiguous,
+                )
+            };
+            (saved.mean, saved.rstd) = (Some(statistic()?), Some(statistic()?));
+        }
+        if geometry.batch() > 0 {
+            let task = Task::Training { output: output.is_some() };
+            let plan = self.plan(layer, geometry, task, [input.format, format])?;
+            let tensors = Pointers {
+                input: input.address(),
+                output: output.map_or(0, CudaTensor::address),
+                convolution: address(&saved.convolution),
+                mean: address(&saved.mean),
+                rstd: address(&saved.rstd),
+                ..Pointers::default()
+            };
+            self.launch(&plan, layer, &tensors)?;
+        }
+        Ok(saved)
+    }
+}
+
+impl Training for CudaEngine {
+    fn forward_for_training(
+        &self,
+        layer: &CudaLayer,
+        input: &CudaTensor,
+    ) -> Result<(CudaTensor, Saved<CudaTensor>)> {
+        let geometry = CudaEngine::geometry(layer, input)?;
+        let shape = geometry.output_shape()[5 - input.shape.len()..].to_vec();
+        let output = self.empty(shape, layer.dtype, input.format)?;
+        let saved = self.saved(layer, &geometry, input, input.format, Some(&output))?;
+        Ok((output, saved))
+    }
+
+    /// A saved convolution's output is only used in the format of `grad_output`; in another it is computed
+    /// again.
+    fn backward(
+        &self,
+        layer: &CudaLayer,
+        input: &CudaTensor,
+        saved: &Saved<CudaTensor>,
+        grad_output: &CudaTensor,
+        wanted: Wanted,
+    ) -> Result<Gradients<CudaTensor>> {
+        let geometry = CudaEngine::geometry(layer, input)?;
+        let (block, dtype) = (&layer.block, layer.dtype);
+        let conv = block.conv();
+        let shape = geometry.output_shape()[5 - input.shape.len()..].to_vec();
+        expect("grad_output", grad_output, &shape, dtype)?;
+        if let Some(norm) = block.norm() {
+            for (param, tensor) in [("mean", &saved.mean), ("rstd", &saved.rstd)] {
+                let tensor = tensor.as_ref().ok_or(Error::Presence { param, expected: true })?;
+                expect(param, tensor, &[geometry.batch(), norm.groups()], dtype.accumulator())?;
+            }
+        }
+        if let Some(convolution) = &saved.convolution {
+            expect("convolution", convolution, &shape, dtype)?;
+        }
+        let affine = block.norm().is_some_and(|norm| norm.affine());
+        let wanted = Wanted {
+            bias: wanted.bias && conv.has_bias(),
+            norm_weight: wanted.norm_weight && affine,
+            norm_bias: wanted.norm_bias && affine,
+            ..wanted
+        };
+        let contiguous = |wanted: bool, shape: &[usize]| {
+            let empty = if geometry.batch() == 0 { CudaEngine::zeros } else { CudaEngine::empty };
+            wanted.then(|| empty(self, shape.to_vec(), dtype, MemoryFormat::Contiguous)).transpose()
+        };
+        let vector = [conv.out_channels()];
+        let gradients = Gradients {
+            input: wanted.input.then(|| self.empty(input.shape.clone(), dtype, input.format)).transpose()?,
+            weight: contiguous(wanted.weight, &conv.weight_shape())?,
+            bias: contiguous(wanted.bias, &vector)?,
+            norm_weight: contiguous(wanted.norm_weight, &vector)?,
+            norm_bias: contiguous(wanted.norm_bias, &vector)?,
+        };
+        let none = Wanted { input: false, weight: false, bias: false, norm_weight: false, norm_bias: false };
+        if geometry.batch() == 0 || wanted == none {
+            return Ok(gradients);
+        }
+        let format = grad_output.format;
+        let again = match &saved.convolution {
+            Some(convolution) if convolution.format == format => Saved::default(),
+            _ => self.saved(layer, &geometry, input, format, None)?,
+        };
+        let convolution = if again.convolution.is_some() { &again.convolution } else { &saved.convolution };
+        let plan = self.plan(layer, &geometry, Task::Backward(wanted), [input.format, format])?;
+        let tensors = Pointers {
+            input: input.address(),
+            convolution: address(convolution),
+            mean: address(&saved.mean),
+            rstd: address(&saved.rstd),
+            grad_output: grad_output.address(),
+            grad_input: address(&gradients.input),
+            grad_weight: address(&gradients.weight),
+            grad_bias: address(&gradients.bias),
+            grad_norm_weight: address(&gradients.norm_weight),
+            grad_norm_bias: address(&gradients.norm_bias),
+            ..Pointers::default()
+        };
+        self.launch(&plan, layer, &tensors)?;
+        Ok(gradients)
+    }
+}
