@@ -516,9 +516,9 @@ impl<'a> Halo<'a> {
         let [whole_h, resident] = [self.whole_h, self.resident].map(usize::from);
         push(&mut arguments, [self.a_stages, self.stage_rows, whole_h, self.b_stages])?;
         push(&mut arguments, [self.unit_steps, resident])?;
-        if split {
+        if self.operand.parts() == 2 {
             // To the nearest whole number.
-            let unit = self.unit_steps * self.chunk_panels * 8;
+            let unit = self.unit_steps * self.chunk_panels * 16 / self.operand.bytes();
             arguments.push(int(((PROMOTED + unit / 2) / unit).max(1))?.into());
         }
         let all = self.slices * self.blocks;
@@ -559,5 +559,6 @@ fn kind(operand: Operand) -> i64 {
         Operand::Half => 0,
         Operand::Tf32 => 1,
         Operand::Split => 2,
+        Operand::Parts => 3,
     }
 }

@@ -30,7 +30,7 @@ fn rate(operand: Operand) -> f64 {
     let all = match operand {
         Operand::Half => 300e12,
         Operand::Tf32 => 100e12,
-        Operand::Split => 60e12,
+        Operand::Split | Operand::Parts => 60e12,
     };
     all / 132.0
 }
@@ -149,7 +149,7 @@ impl<'a> Interleave<'a> {
     pub(super) fn new(context: Context<'a>) -> Option<Interleave<'a>> {
         let request = context.request;
         let (geometry, conv) = (&request.geometry, request.geometry.conv());
-        let operand = Operand::of(context)?;
+        let operand = Operand::of(context).filter(|&operand| operand != Operand::Parts)?;
         let small = |sizes: &[usize]| product(sizes).is_some_and(|size| size <= MOST);
         let [batch, _, depth, height, _] = geometry.input_shape();
         let fits = small(&geometry.input_shape()[1..])
@@ -176,7 +176,7 @@ impl<'a> Interleave<'a> {
         // The weight's pack; for the split also the scales, their check, and one more read of the input.
         let (launches, read) = match operand {
             Operand::Half | Operand::Tf32 => (1.0, 0),
-            Operand::Split => (5.0, geometry.input_shape().iter().product::<usize>() * 4),
+            Operand::Split | Operand::Parts => (5.0, geometry.input_shape().iter().product::<usize>() * 4),
         };
         let seconds = tiling.seconds + launches * LAUNCH + read as f64 / 3e12;
         Some(Interleave { operand, tiling, seconds })

@@ -26,7 +26,7 @@ fn rate(operand: Operand) -> f64 {
     let all = match operand {
         Operand::Half => 500e12,
         Operand::Tf32 => 260e12,
-        Operand::Split => 150e12,
+        Operand::Split | Operand::Parts => 150e12,
     };
     all / 132.0
 }
@@ -86,7 +86,9 @@ impl<'a> Linear<'a> {
     /// The best plan, if the family applies: not for float64, not past its 32-bit counts.
     pub(super) fn new(context: Context<'a>) -> Result<Option<Linear<'a>>> {
         let request = context.request;
-        let Some(operand) = Operand::of(context) else { return Ok(None) };
+        let Some(operand) = Operand::of(context).filter(|&operand| operand != Operand::Parts) else {
+            return Ok(None);
+        };
         let first = i64::from(request.output_format == MemoryFormat::Contiguous);
         let kernels: Vec<&Variant> = context
             .kernels(&format!("linear_gemm_{}", operand.name()), &operand.types(context))

@@ -211,8 +211,8 @@ struct Context<'a> {
     request: &'a Request,
     device: &'a DeviceInfo,
     variants: &'a [&'a Variant],
-    /// Whether operands may be of any magnitudes beside each other, as gradients are: the split, which has bits for 2^26
-    /// times less than its largest, is then left to devices that have nothing else.
+    /// Whether operands may be of any magnitudes beside each other, as gradients are: the split is then left to devices
+    /// that have nothing else.
     wide_range: bool,
 }
 
@@ -396,11 +396,8 @@ impl<'a> Family<'a> {
         all.extend(interleave::Interleave::new(context).map(Family::Interleave));
         all.extend(box_gemm::BoxGemm::all(context).into_iter().map(Family::Box));
         all.extend(shuffle_gemm::ShuffleGemm::all(context).into_iter().map(Family::Shuffle));
-        if context.wide_range && pack::Operand::of(context) == Some(pack::Operand::Split) {
-            let any = |family: &Family<'_>| matches!(family, Family::Box(_) | Family::Shuffle(_));
-            if all.iter().any(any) {
-                all.retain(any);
-            }
+        if all.is_empty() && context.wide_range {
+            return Family::all(Context { wide_range: false, ..context });
         }
         let asked_for = |wanted| all.iter().any(|family: &Family<'_>| family.algorithm() == wanted);
         if all.is_empty() || !context.request.algorithm.is_none_or(asked_for) {

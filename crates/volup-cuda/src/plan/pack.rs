@@ -14,8 +14,10 @@ pub(super) enum Operand {
     Half,
     /// float32 rounded to tf32.
     Tf32,
-    /// float32 as two float16.
+    /// float32 as two float16, within 2^26 of the largest magnitude.
     Split,
+    /// float32 as two tf32, of any magnitude.
+    Parts,
 }
 
 impl Operand {
@@ -29,6 +31,7 @@ impl Operand {
             (DType::F64, _) => None,
             (DType::F16 | DType::Bf16, _) => Some(Operand::Half),
             (DType::F32, Precision::Tf32) => Some(Operand::Tf32),
+            (DType::F32, Precision::Ieee) if context.wide_range => Some(Operand::Parts),
             (DType::F32, Precision::Ieee) => Some(Operand::Split),
         }
     }
@@ -39,6 +42,7 @@ impl Operand {
             Operand::Half => "half",
             Operand::Tf32 => "tf32",
             Operand::Split => "split",
+            Operand::Parts => "parts",
         }
     }
 
@@ -52,7 +56,7 @@ impl Operand {
         match self {
             Operand::Half => 0,
             Operand::Tf32 => 1,
-            Operand::Split => 3,
+            Operand::Split | Operand::Parts => 3,
         }
     }
 
@@ -60,13 +64,13 @@ impl Operand {
     pub(super) fn bytes(self) -> usize {
         match self {
             Operand::Half | Operand::Split => 2,
-            Operand::Tf32 => 4,
+            Operand::Tf32 | Operand::Parts => 4,
         }
     }
 
     /// Parts that a packed tensor has.
     pub(super) fn parts(self) -> usize {
-        if self == Operand::Split { 2 } else { 1 }
+        if matches!(self, Operand::Split | Operand::Parts) { 2 } else { 1 }
     }
 }
 

@@ -238,7 +238,7 @@ impl<'a> ShuffleGemm<'a> {
         let [step, stage, write] = INSTRUCTIONS[match operand {
             Operand::Half => 0,
             Operand::Tf32 => 1,
-            Operand::Split => 2,
+            Operand::Split | Operand::Parts => 2,
         }];
         let scattered = |run: usize| !(run * bytes).is_multiple_of(16);
         let stage = if scattered(if last { cin } else { volume }) { stage * SCATTERED } else { stage };

@@ -12,8 +12,10 @@ const HALO: usize = 4;
 const STAGES: usize = 3;
 const PAD: usize = 8;
 
-/// Products and sums a second of one multiprocessor, of 16 bits, of tf32, and of two of them.
-const RATES: [f64; 3] = [3.9e12, 2.0e12, 0.7e12];
+/// Products and sums a second of one multiprocessor, of 16 bits, of tf32, and of two of them, with as many warps
+/// as hide the latency of each other's instructions; fewer are slower.
+const RATES: [f64; 3] = [3.1e12, 1.26e12, 0.58e12];
+const WARPS: usize = 12;
 /// Bytes a second from the second-level cache.
 const CACHE: f64 = 4.5e12;
 /// What a block takes beside its stages, and a stage at least, in seconds.
@@ -90,7 +92,9 @@ impl<'a> WeightGradient<'a> {
             1 => RATES[1],
             _ => RATES[2],
         };
-        // Two blocks share a multiprocessor's rate.
+        let warps = ctas * size(kernel, "WARPS_M") * size(kernel, "WARPS_N");
+        let rate = rate * (warps as f64 / WARPS as f64).min(1.0);
+        // The blocks of a multiprocessor share its rate.
         let compute = (2 * m * n * taps * kc) as f64 / rate * ctas as f64;
         let bytes = (((kc + halo) * m + kc * n) * element) as f64;
         let stage = compute.max(bytes * (device * ctas) as f64 / CACHE).max(STAGE);

@@ -22,6 +22,14 @@ struct __align__(VECTOR * sizeof(Element)) Vector {
     Element of[VECTOR];
 };
 
+/// The same in one word: as elements it would be stored one by one.
+template <int BYTES> struct Word;
+template <> struct Word<2> { using Type = unsigned short; };
+template <> struct Word<4> { using Type = unsigned; };
+template <> struct Word<8> { using Type = uint2; };
+template <> struct Word<16> { using Type = uint4; };
+using VectorWord = Word<sizeof(Vector)>::Type;
+
 /// What of a tensor is this thread's.
 struct Share {
     int sample, chunk;
@@ -110,7 +118,7 @@ struct Share {
     __device__ __forceinline__ void store(Element *y, int turn, const Vector (&v)[VECTORS]) const {
 #pragma unroll
         for (int k = 0; k < VECTORS; k++)
-            if (whole(turn * VECTORS + k)) *(Vector *)(y + offset(turn * VECTORS + k)) = v[k];
+            if (whole(turn * VECTORS + k)) *(VectorWord *)(y + offset(turn * VECTORS + k)) = *(const VectorWord *)&v[k];
 #pragma unroll
         for (int k = 0; k < (LAST ? 0 : VECTORS); k++)
             if (partly(turn * VECTORS + k)) {

@@ -31,7 +31,7 @@ struct Axis {
 #error "CHANNELS: of a block"
 #endif
 
-constexpr int THREADS = 256, POSITIONS = 4096 / CHANNELS, GROUPS = 4, OWN = 4;
+constexpr int VECTOR = 16 / sizeof(Element), THREADS = 256, POSITIONS = 4096 / CHANNELS, GROUPS = 4, OWN = 4;
 /// Groups of elements of a channel that one thread has.
 constexpr int SHARED_BY = 32 / CHANNELS;
 static_assert(CHANNELS == 8 || CHANNELS == 16 || CHANNELS == 32, "groups of elements are dealt out for these");
@@ -139,7 +139,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, KIND == 4 ? 2 : 4) gradien
                 most = max(most, magnitude(of_x[k]));
 #endif
 #if KIND == 1
-                if (round) of_x[k] = __uint_as_float(round_tf32(of_x[k]));
+                if (round) {
+                    unsigned bits;
+                    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(of_x[k]));
+                    of_x[k] = __uint_as_float(bits);
+                }
 #endif
                 staged[position(k)][channel] = of_x[k];
             }
@@ -152,10 +156,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, KIND == 4 ? 2 : 4) gradien
             read(Whether<false>(), is);
     });
     __syncthreads();
+    if (group_in % VECTOR == 0) {
+        // Neighbouring channels at once: they are of one group, and of one class.
+        constexpr int PER = CHANNELS / VECTOR;
+        const int c = c0 + threadIdx.x % PER * VECTOR, group = c / group_in;
+        const long long start = group * (slots - group_in) + c;
 #pragma unroll
-    for (int k = 0; k < GROUPS * OWN; k++) {
-        const int at = threadIdx.x + k * THREADS, position = at / CHANNELS, c = c0 + at % CHANNELS, group = c / group_in;
-        if (c < channels && to[position] >= 0) out[to[position] + group * (slots - group_in) + c] = staged[position][at % CHANNELS];
+        for (int k = 0; k < GROUPS * OWN / VECTOR; k++) {
+            const int position = threadIdx.x / PER + k * (THREADS / PER);
+            if (c >= channels || to[position] < 0) continue;
+            __align__(16) Element v[VECTOR];
+#pragma unroll
+            for (int e = 0; e < VECTOR; e++) v[e] = staged[position][c - c0 + e];
+            *(uint4 *)(out + to[position] + start) = *(const uint4 *)v;
+        }
+    } else {
+        const int c = c0 + threadIdx.x % CHANNELS, group = c / group_in;
+        const long long start = group * (slots - group_in) + c;
+#pragma unroll 4
+        for (int k = 0; k < GROUPS * OWN; k++) {
+            const int position = threadIdx.x / CHANNELS + k * (THREADS / CHANNELS);
+            if (c < channels && to[position] >= 0) out[to[position] + start] = staged[position][threadIdx.x % CHANNELS];
+        }
     }
 #if KIND != 4
     // One thread looks whether there has been one as large, where it last saw it: many would wait for each other.

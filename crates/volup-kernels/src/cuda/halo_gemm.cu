@@ -47,7 +47,8 @@
 // # Numbers
 //
 // As in `linear_gemm`: `KIND` 0, f16 or bf16; 1, float32 rounded to tf32; 2, float32 as two fp16, whose
-// products of high parts are added to float32 registers every `promote` units of B.
+// products of high parts are added to float32 registers every `promote` units of B; 3, float32 as two tf32, whose
+// products all are: half as fast, and for magnitudes of any range beside each other.
 //
 // # What it takes
 //
@@ -71,8 +72,11 @@
 // 5. `chunk_panels`, `chunks`, `slices`, `blocks`, `channels`.
 // 6. `y_n`, `y_c`, `y_d`, `y_h`, `y_w`.
 // 7. `channels_first`, `has_bias`, `activation`, `slope` (f64).
-// 8. `a_stages`, `stage_rows`, `whole_h`, `b_stages`, `unit_steps`, `resident`; for the split `promote`, the
+// 8. `a_stages`, `stage_rows`, `whole_h`, `b_stages`, `unit_steps`, `resident`; for two parts `promote`, the
 //    units of B after which high products are added to registers.
+
+/// Whether float32 is multiplied in two parts.
+#define PARTED (KIND == 2 || KIND == 3)
 
 #include "divisor.cuh"
 #include "halo_epilogue.cuh"
@@ -169,12 +173,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
     int h_first, int h_shift, int h_out, int d_input, int outputs, int w_shift, int w_out, int w_low, int w_steps, int w_step,
     int chunk_panels, int chunks, int slices, int blocks, int channels, int y_n, int y_c, int y_d, int y_h, int y_w, int channels_first,
     int has_bias, int activation, double slope, int a_stages, int stage_rows, int whole_h, int b_stages, int unit_steps, int resident
-#if KIND == 2
+#if PARTED
     , int promote
 #endif
 ) {
     extern __shared__ __align__(128) char memory[];
-#if KIND != 2
+#if !PARTED
     constexpr int promote = 0;
 #endif
     const Sizes s = {rows, a_rows, lead, pd, ph, pw,
@@ -290,7 +294,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
     const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
     const int thread = threadIdx.x % 128, lane = threadIdx.x % 32;
     int *column_at = (int *)(tables + warpgroup * 16 * BN), *column_rr = column_at + BN;
-    float *column_bias = (float *)(column_rr + BN), *column_scale = column_bias + BN;
+    float *column_bias = (float *)(column_rr + BN);
+    [[maybe_unused]] float *column_scale = column_bias + BN;
     float *staged = (float *)(tables + WGS * 16 * BN) + threadIdx.x / 32 * STAGING;
     const int steps = chunk_panels / 2;
     int at_a = 0, phase_a = 0, at_b = 0, phase_b = 0, known = -1;
@@ -299,7 +304,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
         const Tile t(s, *by, phases, back_d, tile);
         float sum[MI][REGISTERS];
 #if KIND == 2
-        float cross[MI][REGISTERS], high[MI][REGISTERS];
+        float cross[MI][REGISTERS];
+#endif
+#if PARTED
+        float high[MI][REGISTERS];
         int fresh = 1, units_since = 0;
 #endif
 #pragma unroll
@@ -309,6 +317,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
                 sum[i][j] = 0.0f;
 #if KIND == 2
                 cross[i][j] = 0.0f;
+#endif
+#if PARTED
                 high[i][j] = 0.0f;
 #endif
             }
@@ -334,12 +344,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
 #pragma unroll
                                     for (int i = 0; i < MI; i++) {
                                         const unsigned long long xa = descriptor<MI>(from_a + i * 128 + 2 * k * panel_bytes, panel_bytes);
-#if KIND == 2
+#if PARTED
                                         const unsigned long long xl = descriptor<MI>(from_a + part_bytes + i * 128 + 2 * k * panel_bytes, panel_bytes);
                                         const unsigned long long wl = descriptor<1>(from_b + (chunk_panels + k * 2) * BN * 16, BN * 16);
                                         multiply(high[i], xa, wb, !(fresh && w + k == 0));
+#if KIND == 2
                                         multiply(cross[i], xl, wb, 1);
                                         multiply(cross[i], xa, wl, 1);
+#else
+                                        multiply(high[i], xl, wb, 1);
+                                        multiply(high[i], xa, wl, 1);
+#endif
 #else
                                         multiply(sum[i], xa, wb, 1);
 #endif
@@ -349,7 +364,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
                                 from_b += tap_bytes;
                             }
                             matrix_commit();
-#if KIND == 2
+#if PARTED
                             fresh = 0;
                             if (++units_since == promote) {
                                 matrix_wait<0>();
@@ -392,6 +407,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
         for (int i = 0; i < MI; i++)
 #pragma unroll
             for (int j = 0; j < REGISTERS; j++) sum[i][j] = (sum[i][j] + (fresh ? 0.0f : high[i][j])) + cross[i][j] * 0.00048828125f;
+#elif PARTED
+#pragma unroll
+        for (int i = 0; i < MI; i++)
+#pragma unroll
+            for (int j = 0; j < REGISTERS; j++) sum[i][j] += fresh ? 0.0f : high[i][j];
 #endif
 
         // Where rows and columns go. Offsets are 32-bit from the tile's first sample on.

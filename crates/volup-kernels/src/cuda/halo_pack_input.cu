@@ -93,9 +93,7 @@ struct Share {
     __device__ __forceinline__ void write(const Element (&v)[E], uint4 *to) const {
         uint4 low;
         *to = operand(v, scale, &low);
-#if KIND == 2
-        to[(long long)slices * panels * a_rows] = low;
-#endif
+        if (PARTS == 2) to[(long long)slices * panels * a_rows] = low;
     }
 };
 
@@ -128,8 +126,9 @@ extern "C" __global__ void __launch_bounds__(256, 4) halo_pack_input(
     const bool positions = x_w == 1 && width % block == 0 && (unsigned long long)x % (block * sizeof(Element)) == 0;
     const bool whole = slices == 1 && slice_in % E == 0;
     // For the split a position is coarse if all its channels lie below 2^-26 of the largest, but not all at zero.
-    __shared__ unsigned largest_of[KIND == 2 ? 256 : 1];
-    unsigned most = 0, coarse_ones = 0;
+    [[maybe_unused]] __shared__ unsigned largest_of[KIND == 2 ? 256 : 1];
+    unsigned most = 0;
+    [[maybe_unused]] unsigned coarse_ones = 0;
     if (KIND != 2 && positions && row < a_rows && (block == 2 || block == 4)) {
         const bool at = here && iw < width;
         if (whole)

@@ -70,8 +70,6 @@ extern "C" __global__ void __launch_bounds__(256) halo_pack_weight(
         uint4 low;
         uint4 *to = out + ((long long)tap_tile * PARTS * chunk_panels + in_chunk) * columns + in_block;
         *to = operand(v, scale, &low);
-#if KIND == 2
-        to[(long long)chunk_panels * columns] = low;
-#endif
+        if (PARTS == 2) to[(long long)chunk_panels * columns] = low;
     }
 }

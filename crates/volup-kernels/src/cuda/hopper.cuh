@@ -100,7 +100,7 @@ template <int PENDING> __device__ __forceinline__ void matrix_wait() {
 #define OPERAND_NAMES "%64,%65"
 #define KEEP_NAME "%66"
 #endif
-#if KIND == 1
+#if KIND == 1 || KIND == 3
 #define DEPTH "8"
 #define MODIFIERS "p, 1, 1"
 #else
