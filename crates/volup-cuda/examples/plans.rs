@@ -7,8 +7,8 @@
 //!
 //! Names of the case table or of published shapes, `cases` for the whole table, or one case
 //! in the notation of the table; precisions `ieee`, `tf32`, `bf16`, `f16`, `f64`; layouts; how many plans of
-//! each, those that are expected to be fastest; if wanted, of which family, or `training` or `backward` for
-//! the plan of that pass.
+//! each, those that are expected to be fastest; if wanted, `training` or `backward` for the plan of
+//! that pass, and of which family.
 
 use serde_json::{Value, json};
 use std::error::Error;
@@ -19,10 +19,11 @@ use volup_cuda::{Arch, Argument, DeviceInfo, Manifest, Plan, Request, Step, Task
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let (task, family) = match arguments.get(4).map(String::as_str) {
-        Some("training") => (Task::Training { output: true }, None),
-        Some("backward") => (Task::Backward(Wanted::ALL), None),
-        name => (Task::Forward, name.map(str::parse).transpose()?),
+        Some("training") => (Task::Training { output: true }, arguments.get(5)),
+        Some("backward") => (Task::Backward(Wanted::ALL), arguments.get(5)),
+        _ => (Task::Forward, arguments.get(4)),
     };
+    let family = family.map(|name| name.parse()).transpose()?;
     let [names, precisions, layouts, most, ..] = &arguments[..] else {
         return Err(
             "expected: shapes, precisions, layouts (each divided by commas), how many plans, perhaps a family".into()

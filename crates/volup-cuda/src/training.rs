@@ -1,7 +1,9 @@
 //! The engine's passes of training.
 
 use crate::{CudaEngine, CudaLayer, CudaTensor, Pointers, Task};
-use volup::{BlockSpec, DType, Error, Geometry, Gradients, MemoryFormat, Result, Saved, Training, Wanted};
+use volup::{
+    BlockSpec, DType, Engine, Error, Geometry, Gradients, MemoryFormat, Result, Saved, Training, Wanted,
+};
 
 /// Whether a tensor is of a shape and type.
 fn expect(param: &'static str, tensor: &CudaTensor, shape: &[usize], dtype: DType) -> Result<()> {
@@ -18,6 +20,11 @@ fn address(tensor: &Option<CudaTensor>) -> u64 {
     tensor.as_ref().map_or(0, CudaTensor::address)
 }
 
+/// Whether nothing follows the convolution.
+fn is_bare(block: &BlockSpec) -> bool {
+    *block == BlockSpec::from(*block.conv())
+}
+
 impl CudaEngine {
     /// What is saved, with an output if that is asked for; both in a format.
     fn saved(
@@ -29,14 +36,9 @@ impl CudaEngine {
         output: Option<&CudaTensor>,
     ) -> Result<Saved<CudaTensor>> {
         let block = &layer.block;
-        if *block == BlockSpec::from(*block.conv()) && output.is_none() {
-            return Ok(Saved::default());
-        }
-        let mut saved = Saved::default();
-        if *block != BlockSpec::from(*block.conv()) {
-            let shape = geometry.output_shape()[5 - input.shape.len()..].to_vec();
-            saved.convolution = Some(self.empty(shape, layer.dtype, format)?);
-        }
+        let shape = geometry.output_shape()[5 - input.shape.len()..].to_vec();
+        let mut saved =
+            Saved { convolution: Some(self.empty(shape, layer.dtype, format)?), ..Saved::default() };
         if let Some(norm) = block.norm() {
             let statistic = || {
                 self.empty(
@@ -70,6 +72,9 @@ impl Training for CudaEngine {
         layer: &CudaLayer,
         input: &CudaTensor,
     ) -> Result<(CudaTensor, Saved<CudaTensor>)> {
+        if is_bare(&layer.block) {
+            return Ok((self.forward(layer, input)?, Saved::default()));
+        }
         let geometry = CudaEngine::geometry(layer, input)?;
         let shape = geometry.output_shape()[5 - input.shape.len()..].to_vec();
         let output = self.empty(shape, layer.dtype, input.format)?;
@@ -127,6 +132,7 @@ impl Training for CudaEngine {
         let format = grad_output.format;
         let again = match &saved.convolution {
             Some(convolution) if convolution.format == format => Saved::default(),
+            _ if is_bare(block) => Saved::default(),
             _ => self.saved(layer, &geometry, input, format, None)?,
         };
         let convolution = if again.convolution.is_some() { &again.convolution } else { &saved.convolution };

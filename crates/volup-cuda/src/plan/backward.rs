@@ -4,7 +4,9 @@
 
 use super::epilogue::{self, NULL, grid, kernel, norm_arguments, push_activations, sum_bytes};
 use super::weight_gradient::WeightGradient;
-use super::{Argument, Buffer, Context, Plan, Request, Step, Task, Workspace, gcd, int, push, size, strides};
+use super::{
+    Argument, Buffer, Classes, Context, Plan, Request, Step, Task, Workspace, gcd, int, push, size, strides,
+};
 use crate::Algorithm;
 use std::fmt;
 use volup::{Axis, BlockSpec, ConvSpec, DType, Error, MemoryFormat, Precision, Result, Wanted};
@@ -408,5 +410,10 @@ fn input_plan(context: Context<'_>, rows: &Rows) -> Result<Plan> {
         output_format: request.input_format,
         algorithm: request.algorithm,
     };
-    Plan::forward(Context { request: &request, wide_range: true, ..context })
+    let classes = Classes {
+        channels: rows.group_out,
+        counts: rows.axes.map(|axis| axis.classes),
+        full: rows.axes.map(|axis| axis.axis.kernel - (axis.count - 1) * axis.step),
+    };
+    Plan::forward(Context { request: &request, classes: Some(classes), ..context })
 }

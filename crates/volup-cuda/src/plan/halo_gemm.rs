@@ -4,8 +4,8 @@
 use super::pack::{self, Operand};
 use super::phases::{Lattice, PhaseAxis};
 use super::{
-    Argument, Buffer, Context, RESERVED, SHARED, Step, Workspace, activation_code, direct, epilogue, int,
-    push, size, strides,
+    Argument, Buffer, Classes, Context, RESERVED, SHARED, Step, Workspace, activation_code, direct, epilogue,
+    int, push, size, strides,
 };
 use crate::Variant;
 use std::fmt;
@@ -19,6 +19,8 @@ const MOST_PACKED: f64 = 2.0;
 const SMALL: usize = 1 << 18;
 /// The most blocks that share a multiprocessor.
 const MOST_BLOCKS: usize = 2;
+/// The most chunks of channels that lack taps.
+const MOST_SHORT: usize = 512;
 /// The most stages of both operands.
 const MOST_STAGES: usize = 60;
 /// Products of a row and a column that are summed before the split's go to registers.
@@ -84,6 +86,8 @@ pub(super) struct Halo<'a> {
     a_stages: usize,
     b_stages: usize,
     shared: usize,
+    /// Of channels that lack taps what is passed over.
+    short: Option<Short>,
     /// The time that this is expected to take.
     pub(super) seconds: f64,
 }
@@ -96,7 +100,37 @@ impl fmt::Display for Halo<'_> {
         let lines = if self.whole_h { "all lines" } else { "a line" };
         write!(f, "{} stages of {lines}, {} ", self.a_stages, self.b_stages)?;
         write!(f, "{} units of {}, ", if self.resident { "resident" } else { "passing" }, self.unit_steps)?;
-        write!(f, "batches of {}", self.batch)
+        write!(f, "batches of {}", self.batch)?;
+        f.write_str(if self.short.is_some() { ", taps that are there" } else { "" })
+    }
+}
+
+/// Channels of which some lack taps, in panels.
+#[derive(Clone, Copy)]
+struct Short {
+    panels: usize,
+    classes: Classes,
+}
+
+impl Short {
+    /// Those of a convolution, if a kernel knows of them.
+    fn of(context: Context<'_>, kernel: &Variant, operand: Operand) -> Option<Short> {
+        let classes = context.classes.filter(|_| kernel.param("SHORT").is_some())?;
+        let bytes = classes.channels * operand.bytes();
+        let lacks = classes.counts != classes.full;
+        (lacks && context.request.geometry.conv().groups() == 1 && bytes.is_multiple_of(16))
+            .then_some(Short { panels: bytes / 16, classes })
+    }
+
+    /// The share of all taps that there are.
+    fn share(&self, taps: [usize; 3]) -> f64 {
+        let Classes { counts, full, .. } = self.classes;
+        (0..3)
+            .map(|axis| {
+                let lacking = counts[axis].saturating_sub(full[axis]) as f64 / counts[axis] as f64;
+                1.0 - lacking / taps[axis] as f64
+            })
+            .product()
     }
 }
 
@@ -149,6 +183,10 @@ impl<'a> Halo<'a> {
         let geometry = &context.request.geometry;
         let conv = geometry.conv();
         let (bm, n, ctas) = (tile_rows(kernel), size(kernel, "BN"), size(kernel, "CTAS"));
+        let short = Short::of(context, kernel, operand);
+        if kernel.param("SHORT").is_some() && (short.is_none() || block > 1) {
+            return None;
+        }
         let [Some(d), Some(h), Some(w)] = geometry.axes().map(Lattice::new) else { return None };
         let lattices = [d, h, w];
         let axes = lattices.map(|lattice| PhaseAxis::new(lattice.axis));
@@ -188,6 +226,9 @@ impl<'a> Halo<'a> {
         for wanted in 1..=panels.div_ceil(2) {
             let chunk_panels = panels.div_ceil(wanted).next_multiple_of(2);
             let chunks = panels.div_ceil(chunk_panels);
+            if short.is_some_and(|short| !short.panels.is_multiple_of(chunk_panels) || chunks > MOST_SHORT) {
+                continue;
+            }
             let stage = parts * chunk_panels * stage_rows * 16;
             let unit = unit_steps * parts * chunk_panels * n * 16;
             let units = depth.axis.kernel * chunks * height.axis.kernel * (w_steps / unit_steps);
@@ -253,6 +294,8 @@ impl<'a> Halo<'a> {
         let device = context.device.multiprocessors as f64;
         let steps = (taps * w_steps * chunks * chunk_panels / 2) as f64;
         let instructions = (row_tiles * bm / 64 * all) as f64 * steps * if parts == 2 { 3.0 } else { 1.0 };
+        let there = short.map_or(1.0, |short| short.share(geometry.conv().kernel_size()));
+        let instructions = instructions * there;
         let clocks = (0.5 * n as f64).max(16.0 + n as f64 / 4.0);
         let side_by_side = device * ctas as f64;
         let full = tiles as f64 / ((tiles as f64 / side_by_side).ceil() * side_by_side);
@@ -261,11 +304,14 @@ impl<'a> Halo<'a> {
             * chunks
             * if whole_h { h_step.min(height.axis.kernel) } else { height.axis.kernel };
         let turns = taps * chunks * (w_steps / unit_steps);
-        let waits = (row_tiles * all) as f64 * (stages as f64 * STAGE + turns as f64 * UNIT * parts as f64);
+        let waits =
+            (row_tiles * all) as f64 * (stages as f64 * STAGE + turns as f64 * UNIT * parts as f64) * there;
         let compute = (instructions * clocks / EFFICIENCY + waits) / (device * CLOCK * full);
-        let copied = (row_tiles * all) as f64 * (stages * stage) as f64;
-        let weights =
-            units as f64 * unit as f64 * if resident { side_by_side } else { (row_tiles * all) as f64 };
+        let copied = (row_tiles * all) as f64 * (stages * stage) as f64 * there;
+        let weights = there
+            * units as f64
+            * unit as f64
+            * if resident { side_by_side } else { (row_tiles * all) as f64 };
         let repeated = parts_of_batch as f64;
         let busy = compute.max((copied + weights) / CACHE) * repeated;
         let output = (geometry.batch() * sample * context.request.dtype.size()) as f64 / MEMORY;
@@ -322,6 +368,7 @@ impl<'a> Halo<'a> {
             a_stages,
             b_stages,
             shared,
+            short,
             seconds,
         })
     }
@@ -520,6 +567,9 @@ impl<'a> Halo<'a> {
             // To the nearest whole number.
             let unit = self.unit_steps * self.chunk_panels * 16 / self.operand.bytes();
             arguments.push(int(((PROMOTED + unit / 2) / unit).max(1))?.into());
+        }
+        if let Some(Short { panels, classes: Classes { counts, full, .. } }) = self.short {
+            push(&mut arguments, [panels, counts[1], counts[2]].into_iter().chain(full))?;
         }
         let all = self.slices * self.blocks;
         let tiles = rows.div_ceil(tile_rows(self.kernel)) * depth.axis.stride * height.axis.stride * all;

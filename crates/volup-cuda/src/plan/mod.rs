@@ -205,15 +205,25 @@ impl Workspace {
     }
 }
 
+/// Channels of which some have fewer taps than others, as `halo_gemm` has them.
+#[derive(Clone, Copy)]
+struct Classes {
+    /// Channels of each.
+    channels: usize,
+    /// How many there are along each axis, and how many of these have all taps; the others lack the first.
+    counts: [usize; 3],
+    full: [usize; 3],
+}
+
 /// What plans are made from.
 #[derive(Clone, Copy)]
 struct Context<'a> {
     request: &'a Request,
     device: &'a DeviceInfo,
     variants: &'a [&'a Variant],
-    /// Whether operands may be of any magnitudes beside each other, as gradients are: the split is then left to devices
-    /// that have nothing else.
-    wide_range: bool,
+    /// For the gradient of an input what its convolution's channels are. Gradients are of any magnitudes beside each
+    /// other: the split is then left to devices that have nothing else.
+    classes: Option<Classes>,
 }
 
 impl<'a> Context<'a> {
@@ -396,8 +406,8 @@ impl<'a> Family<'a> {
         all.extend(interleave::Interleave::new(context).map(Family::Interleave));
         all.extend(box_gemm::BoxGemm::all(context).into_iter().map(Family::Box));
         all.extend(shuffle_gemm::ShuffleGemm::all(context).into_iter().map(Family::Shuffle));
-        if all.is_empty() && context.wide_range {
-            return Family::all(Context { wide_range: false, ..context });
+        if all.is_empty() && context.classes.is_some() {
+            return Family::all(Context { classes: None, ..context });
         }
         let asked_for = |wanted| all.iter().any(|family: &Family<'_>| family.algorithm() == wanted);
         if all.is_empty() || !context.request.algorithm.is_none_or(asked_for) {
@@ -436,7 +446,7 @@ impl Plan {
     /// [`Error::MissingKernel`] if the build lacks what the plan needs; [`Error::Overflow`] for sizes
     /// past what the kernels count to.
     pub fn new(request: &Request, device: &DeviceInfo, variants: &[&Variant]) -> Result<Plan> {
-        let context = Context { request, device, variants, wide_range: false };
+        let context = Context { request, device, variants, classes: None };
         match request.task {
             Task::Forward => Plan::forward(context),
             _ if request.geometry.batch() == 0 => Ok(Plan::nothing()),
@@ -478,7 +488,7 @@ impl Plan {
         variants: &[&Variant],
         most: usize,
     ) -> Result<Vec<Plan>> {
-        let context = Context { request, device, variants, wide_range: false };
+        let context = Context { request, device, variants, classes: None };
         if let Task::Backward(wanted) = request.task {
             let all =
                 (0..most).map(|which| Plan::backward(context, wanted, which)).collect::<Result<Vec<_>>>()?;
@@ -505,14 +515,10 @@ impl Plan {
         Plan { steps, workspace_bytes: 0, algorithm: Algorithm::Direct, seconds: 0.0, summary }
     }
 
-    /// What computes the convolution's output, which is saved, the statistics of what follows, and the output. Of a bare
-    /// convolution nothing is saved.
+    /// What computes the convolution's output, which is saved, the statistics of what follows, and the output.
     fn training(context: Context<'_>, output: bool) -> Result<Plan> {
         let request = context.request;
         let bare = BlockSpec::from(*request.block.conv());
-        if request.block == bare {
-            return if output { Plan::forward(context) } else { Ok(Plan::nothing()) };
-        }
         let mut plan = Plan::forward(Context { request: &Request { block: bare, ..*request }, ..context })?;
         let saved =
             |buffer, offset| (if buffer == Buffer::Output { Buffer::Convolution } else { buffer }, offset);

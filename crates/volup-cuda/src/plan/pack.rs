@@ -31,7 +31,7 @@ impl Operand {
             (DType::F64, _) => None,
             (DType::F16 | DType::Bf16, _) => Some(Operand::Half),
             (DType::F32, Precision::Tf32) => Some(Operand::Tf32),
-            (DType::F32, Precision::Ieee) if context.wide_range => Some(Operand::Parts),
+            (DType::F32, Precision::Ieee) if context.classes.is_some() => Some(Operand::Parts),
             (DType::F32, Precision::Ieee) => Some(Operand::Split),
         }
     }

@@ -22,13 +22,18 @@ struct __align__(VECTOR * sizeof(Element)) Vector {
     Element of[VECTOR];
 };
 
-/// The same in one word: as elements it would be stored one by one.
-template <int BYTES> struct Word;
-template <> struct Word<2> { using Type = unsigned short; };
-template <> struct Word<4> { using Type = unsigned; };
-template <> struct Word<8> { using Type = uint2; };
-template <> struct Word<16> { using Type = uint4; };
-using VectorWord = Word<sizeof(Vector)>::Type;
+/// Stores a vector at once: the compiler would store its elements one by one.
+__device__ __forceinline__ void put(Element *to, const Vector &v) {
+    if constexpr (sizeof(Vector) == 16) {
+        const uint4 words = *(const uint4 *)&v;
+        asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(words.x), "r"(words.y), "r"(words.z), "r"(words.w) : "memory");
+    } else if constexpr (sizeof(Vector) == 8) {
+        const uint2 words = *(const uint2 *)&v;
+        asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(words.x), "r"(words.y) : "memory");
+    } else {
+        *(Vector *)to = v;
+    }
+}
 
 /// What of a tensor is this thread's.
 struct Share {
@@ -118,7 +123,7 @@ struct Share {
     __device__ __forceinline__ void store(Element *y, int turn, const Vector (&v)[VECTORS]) const {
 #pragma unroll
         for (int k = 0; k < VECTORS; k++)
-            if (whole(turn * VECTORS + k)) *(VectorWord *)(y + offset(turn * VECTORS + k)) = *(const VectorWord *)&v[k];
+            if (whole(turn * VECTORS + k)) put(y + offset(turn * VECTORS + k), v[k]);
 #pragma unroll
         for (int k = 0; k < (LAST ? 0 : VECTORS); k++)
             if (partly(turn * VECTORS + k)) {

@@ -74,6 +74,26 @@
 // 7. `channels_first`, `has_bias`, `activation`, `slope` (f64).
 // 8. `a_stages`, `stage_rows`, `whole_h`, `b_stages`, `unit_steps`, `resident`; for two parts `promote`, the
 //    units of B after which high products are added to registers.
+// 9. With SHORT, where some channels lack a tap: `class_panels`, a multiple of `chunk_panels`, of the channels that
+//    have the same taps, `classes_h`, `classes_w`, and `full_d`, `full_h`, `full_w`: class `(jd*classes_h + jh)*classes_w +
+//    jw` lacks the first tap along depth if `jd >= full_d`, likewise for height, and the last step along width if `jw >=
+//    full_w`. The stride is 1, there is one phase, `chunks` at most 512.
+
+/// The first tap of a chunk along height, and how many units and steps of one it has along width; a tap along depth that
+/// it lacks is passed over.
+#ifdef SHORT
+#define LACKING(chunk)                 \
+    const int lacks = lacking[chunk];  \
+    if (ad == 0 && lacks & 1) continue;
+#define FIRST_H (lacks >> 1 & 1)
+#define UNITS_W (w_steps / unit_steps - (unit_steps == 1 && lacks & 4 ? 1 : 0))
+#define STEPS_W (unit_steps - (unit_steps > 1 && lacks & 4 ? 1 : 0))
+#else
+#define LACKING(chunk)
+#define FIRST_H 0
+#define UNITS_W (w_steps / unit_steps)
+#define STEPS_W unit_steps
+#endif
 
 /// Whether float32 is multiplied in two parts.
 #define PARTED (KIND == 2 || KIND == 3)
@@ -176,6 +196,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
 #if PARTED
     , int promote
 #endif
+#ifdef SHORT
+    , int class_panels, int classes_h, int classes_w, int full_d, int full_h, int full_w
+#endif
 ) {
     extern __shared__ __align__(128) char memory[];
 #if !PARTED
@@ -217,6 +240,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
         ((Divisor *)by)[at] = Divisor(at == 0 ? all : at == 1 ? phase_count : at == 2 ? turn : at == 3 ? pw : at == 4 ? ph : pd);
     }
     if (threadIdx.x < d_stride * h_stride) phases[threadIdx.x] = Phase(s, threadIdx.x);
+#ifdef SHORT
+    // What the channels of a chunk lack: 1, 2, 4 for depth, height, width.
+    unsigned char *const lacking = (unsigned char *)memory + 3584;
+    for (int chunk = threadIdx.x; chunk < chunks; chunk += THREADS) {
+        const int j = chunk * chunk_panels / class_panels, line = j / classes_w;
+        lacking[chunk] = (line / classes_h >= full_d) | (line % classes_h >= full_h) << 1 | (j - line * classes_w >= full_w) << 2;
+    }
+#endif
     const int back_d = d_dilation / (d_stride / d_step), back_h = h_dilation / (h_stride / h_step) * pw;
     __syncthreads();
     await_previous();
@@ -246,9 +277,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
                 if (t.skipped(ad)) continue;
 #pragma unroll 1
                 for (int chunk = 0; chunk < chunks; chunk++) {
+                    LACKING(chunk)
 #pragma unroll 1
-                    for (int group = 0; group < (whole_h ? 1 : t.phase.nh); group++) {
-                        const int first = whole_h ? 0 : group, last = whole_h ? t.phase.nh - 1 : group;
+                    for (int group = whole_h ? 0 : FIRST_H; group < (whole_h ? 1 : t.phase.nh); group++) {
+                        const int first = whole_h ? FIRST_H : group, last = whole_h ? t.phase.nh - 1 : group;
                         const int length = BM + (last - first) * back_h + (w_steps - 1) * w_step;
                         if (lane == 0) {
                             barrier_wait(empty_a + 8 * at_a, phase_a);
@@ -270,7 +302,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
                             long long unit = (((long long)t.column_block * d_kernel + td) * chunks + chunk) * h_kernel + th;
                             unit *= w_steps / unit_steps;
 #pragma unroll 1
-                            for (int u = 0; u < w_steps / unit_steps; u++) {
+                            for (int u = 0; u < UNITS_W; u++) {
                                 if (lane == 0) {
                                     barrier_wait(empty_b + 8 * at_b, phase_b);
                                     barrier_expect(full_b + 8 * at_b, unit_bytes);
@@ -327,18 +359,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
         for (int ad = 0; ad < t.phase.nd; ad++) {
             if (t.skipped(ad)) continue;
             for (int chunk = 0; chunk < chunks; chunk++) {
-                for (int group = 0; group < (whole_h ? 1 : t.phase.nh); group++) {
-                    const int first = whole_h ? 0 : group, last = whole_h ? t.phase.nh - 1 : group;
+                LACKING(chunk)
+                for (int group = whole_h ? 0 : FIRST_H; group < (whole_h ? 1 : t.phase.nh); group++) {
+                    const int first = whole_h ? FIRST_H : group, last = whole_h ? t.phase.nh - 1 : group;
                     barrier_wait(full_a + 8 * at_a, phase_a);
                     for (int ah = first; ah <= last; ah++) {
                         unsigned from_a = ring_a + at_a * stage_bytes + ((last - ah) * back_h + warpgroup * M) * 16;
                         const int unit0 = (((t.phase.td + ad * d_step) * chunks + chunk) * h_kernel + t.phase.th + ah * h_step) * (w_steps / unit_steps);
-                        for (int u = 0; u < w_steps / unit_steps; u++) {
+                        for (int u = 0; u < UNITS_W; u++) {
                             const int slot = resident ? unit0 + u : at_b;
                             barrier_wait(full_b + 8 * slot, resident ? 0 : phase_b);
                             unsigned from_b = ring_b + slot * unit_bytes;
                             matrix_fence();
-                            for (int w = 0; w < unit_steps; w++) {
+                            for (int w = 0; w < STEPS_W; w++) {
                                 for (int k = 0; k < steps; k++) {
                                     const unsigned long long wb = descriptor<1>(from_b + k * 2 * BN * 16, BN * 16);
 #pragma unroll
@@ -390,7 +423,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
                                 held_b = at_b;
                                 if (++at_b == b_stages) at_b = 0, phase_b ^= 1;
                             }
-                            if (ah == last && u == w_steps / unit_steps - 1) held_a = at_a;
+                            if (ah == last && u == UNITS_W - 1) held_a = at_a;
                         }
                     }
                     if (++at_a == a_stages) at_a = 0, phase_a ^= 1;
