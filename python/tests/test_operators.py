@@ -23,7 +23,7 @@ def leaf(tensor: Tensor) -> Tensor:
 def arguments(name: str, input: Tensor, weight: Tensor) -> tuple[Any, ...]:
     """What an operator takes."""
     channels_last = input.is_contiguous(memory_format=torch.channels_last_3d)
-    bias, scale, shift = leaf(B), leaf(B), leaf(B)
+    bias, scale, shift = (leaf(B.to(input.device)) for _ in range(3))
     rest = (*CONV, *STEPS, None, channels_last)
     if name.startswith("conv_transpose3d_block"):
         tensors = (input, weight, bias, scale, shift)
@@ -42,20 +42,20 @@ def arguments(name: str, input: Tensor, weight: Tensor) -> tuple[Any, ...]:
     return input, grad, list(weight.shape[2:]), *CONV, None
 
 
+NAMES = (
+    "conv_transpose3d",
+    "conv_transpose3d_input_grad",
+    "conv_transpose3d_weight_grad",
+    "conv_transpose3d_block",
+    "conv_transpose3d_block_training",
+    "conv_transpose3d_block_saved",
+    "conv_transpose3d_block_grad",
+)
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("channels_last", [False, True])
-@pytest.mark.parametrize(
-    "name",
-    [
-        "conv_transpose3d",
-        "conv_transpose3d_input_grad",
-        "conv_transpose3d_weight_grad",
-        "conv_transpose3d_block",
-        "conv_transpose3d_block_training",
-        "conv_transpose3d_block_saved",
-        "conv_transpose3d_block_grad",
-    ],
-)
+@pytest.mark.parametrize("name", NAMES)
 def test_opcheck(name: str, channels_last: bool) -> None:
     input = X.to(memory_format=torch.channels_last_3d) if channels_last else X
     opcheck(getattr(OPS, name).default, arguments(name, leaf(input), leaf(W)))
