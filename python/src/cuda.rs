@@ -65,11 +65,7 @@ impl CudaPass {
         let (task, spec) = (task.task()?, block.spec);
         let geometry = spec.geometry_of(&input_shape).map_err(raised)?;
         let dtype: DType = dtype.parse().map_err(raised)?;
-        let precision = match precision {
-            "ieee" => Precision::Ieee,
-            "tf32" => Precision::Tf32,
-            got => return Err(PyValueError::new_err(format!("no such precision: {got:?}"))),
-        };
+        let precision: Precision = precision.parse().map_err(raised)?;
         let request = Request {
             task,
             block: spec,

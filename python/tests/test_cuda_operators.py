@@ -168,6 +168,27 @@ def test_what_lies_elsewhere_is_copied(passes: type[CpuPass]) -> None:
         assert torch.equal(output, volup.conv_transpose3d(X, W))
 
 
+def test_a_class_that_turns_the_dispatcher_off(passes: type[CpuPass]) -> None:
+    class Off(torch.Tensor):
+        __torch_dispatch__ = torch._C._disabled_torch_dispatch_impl
+
+    for _ in range(2):
+        for x in (X, X[:1]):
+            got = OPS.conv_transpose3d(x.as_subclass(Off), W, None, *CONV, None, False)
+            assert torch.equal(got, volup.conv_transpose3d(x, W, None, 2, 1))
+    assert None not in _cuda._plans
+
+
+def test_nothing_wanted_is_nothing_done(passes: type[CpuPass]) -> None:
+    rest = (*CONV, *STEPS, None)
+    kept = OPS.conv_transpose3d_block_saved(X, W, B, None, None, *rest, False)
+    passes.launched.clear()
+    tensors = (kept[0], X, W, B, None, None, *kept)
+    gradients = OPS.conv_transpose3d_block_grad(*tensors, *rest, [False] * 5)
+    assert [gradient.numel() for gradient in gradients] == [0] * 5
+    assert not passes.launched
+
+
 def test_what_is_not_read_need_not_be_there(passes: type[CpuPass]) -> None:
     x, w = leaf(X), leaf(W)
     for output in (block(x, W), volup.conv_transpose3d(x, W)):

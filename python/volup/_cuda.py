@@ -61,7 +61,7 @@ class Plan:
     """One pass of a block, for calls of one kind.
 
     Attributes:
-        launch: Launches the kernels; None for an empty batch.
+        launch: Launches the kernels; None where there is nothing to compute.
         reads: Of each tensor that is given, where its address goes, its bytes, its bytes an element
             and, if that is not how it lies, the memory format to copy it to. None for one that is
             missing or has no part in the pass.

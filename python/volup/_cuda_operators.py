@@ -93,7 +93,12 @@ class Kernel:
     def __call__(self, *arguments: Any) -> Any:
         """The operator on plain tensors, as PyTorch's dispatcher calls it."""
         tensors, rest = arguments[: self.count], arguments[self.count :]
-        return self._run(tensors, rest, self._key(tensors, rest))
+        key = self._key(tensors, rest)
+        if key is not None:
+            return self._run(tensors, rest, key)
+        # Of a class that turns the dispatcher off. What is so seldom is not kept.
+        plain = [None if t is None else t.resolve_neg() for t in tensors]
+        return _results(self.plan(plain, rest).run(plain))
 
     def directly(self, *arguments: Any) -> Any:
         """The operator where the dispatcher would do no more than to call it, else None."""
@@ -123,8 +128,7 @@ class Kernel:
         if plan is None:
             plan = self.plan(tensors, rest)
             _cuda.remember(key, plan)
-        results = plan.run(tensors)
-        return results[0] if len(results) == 1 else tuple(results)
+        return _results(plan.run(tensors))
 
     def plan(self, tensors: Given, rest: Sequence[Any]) -> _cuda.Runs:
         """Checks a call and says how those like it are computed.
@@ -142,7 +146,7 @@ class Kernel:
         fakes = getattr(torch.ops.volup, self.name)(*(_without_memory(t) for t in tensors), *rest)
         like = fakes if isinstance(fakes, (tuple, list)) else [fakes]
         launch = None
-        if asked.input_shape[0] > 0:
+        if asked.input_shape[0] > 0 and any(asked.task):
             obstacle = _cuda.obstacle(device)
             try:
                 launch = None if obstacle else _launch(asked, tensors[0])
@@ -161,6 +165,11 @@ class Kernel:
             for name, meta in zip(self.writes, like, strict=True)
         ]
         return _cuda.Plan(launch, reads, writes, device)
+
+
+def _results(results: Sequence[Tensor]) -> Any:
+    """As an operator returns them."""
+    return results[0] if len(results) == 1 else tuple(results)
 
 
 _GRADIENTS = _cuda.SLOTS[10:]
