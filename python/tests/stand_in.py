@@ -87,6 +87,8 @@ class CpuPass:
 
     def forward(self) -> None:
         saves = self.task != "forward"
+        # Of a bare convolution nothing is saved.
+        assert not (saves and self.steps.are_none())
         there = {name for name, address in self.addresses.items() if address}
         assert ("output" in there) == (self.task != "saved")
         assert ("convolution" in there) == saves
@@ -101,7 +103,6 @@ class CpuPass:
             self.block.forward_cpu(threads, *input, *given, *self.volume("output"), None)
 
     def backward(self, wanted: dict[str, bool]) -> None:
-        steps = (self.steps.activation, self.steps.norm_groups, self.steps.post_activation)
         for name, is_wanted in wanted.items():
             assert bool(self.addresses[name]) == is_wanted, name
         for name in ("output", "bias"):
@@ -110,7 +111,7 @@ class CpuPass:
         assert bool(self.addresses["input"]) == wanted["grad_weight"]
         assert bool(self.addresses["weight"]) == wanted["grad_input"]
         threads, through = torch.get_num_threads(), self.volume("grad_output")
-        if steps != (None, None, None):
+        if not self.steps.are_none():
             # Held until the pass is done.
             made = torch.empty(
                 self.shapes["output"],

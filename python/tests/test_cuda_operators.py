@@ -179,6 +179,24 @@ def test_a_class_that_turns_the_dispatcher_off(passes: type[CpuPass]) -> None:
     assert None not in _cuda._plans
 
 
+def test_what_a_bare_block_saves() -> None:
+    rest = (*CONV, None, 0.01, None, 1e-5, None, 0.01, None)
+    expected = volup.conv_transpose3d(X, W, B, 2, 1)
+    x, w = leaf(X), leaf(W)
+    output, *kept = OPS.conv_transpose3d_block_training(x, w, B, None, None, *rest, False)
+    for saved in (kept, OPS.conv_transpose3d_block_saved(X, W, B, None, None, *rest, False)):
+        torch.testing.assert_close(saved[0], expected)
+        assert [t.numel() for t in saved[1:]] == [0, 0]
+    torch.testing.assert_close(output, expected)
+    theirs = volup.conv_transpose3d(x, w, B, 2, 1)
+    for got, grad in zip(
+        torch.autograd.grad(output.sin().sum(), (x, w)),
+        torch.autograd.grad(theirs.sin().sum(), (x, w)),
+        strict=True,
+    ):
+        torch.testing.assert_close(got, grad, rtol=1e-4, atol=1e-4)
+
+
 def test_nothing_wanted_is_nothing_done(passes: type[CpuPass]) -> None:
     rest = (*CONV, *STEPS, None)
     kept = OPS.conv_transpose3d_block_saved(X, W, B, None, None, *rest, False)

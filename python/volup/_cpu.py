@@ -50,6 +50,10 @@ class Steps(NamedTuple):
         groups = None if norm_groups is None else int(norm_groups)
         return cls(name, slope, groups, float(eps), post_name, post_slope)
 
+    def are_none(self) -> bool:
+        """Whether nothing follows."""
+        return self.activation is None and self.norm_groups is None and self.post_activation is None
+
     def arguments(self) -> tuple[Activation, int | None, float, Activation]:
         """Back to the arguments: activation, norm_groups, eps, post_activation."""
         return (

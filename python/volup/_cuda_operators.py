@@ -145,6 +145,8 @@ class Kernel:
         # What the results are like is written down once, for the compiler.
         fakes = getattr(torch.ops.volup, self.name)(*(_without_memory(t) for t in tensors), *rest)
         like = fakes if isinstance(fakes, (tuple, list)) else [fakes]
+        if asked.task in ("training", "saved") and Steps(*rest[5:11]).are_none():
+            return Instead(partial(_bare, asked.task), rest, like)
         launch = None
         if asked.input_shape[0] > 0 and any(asked.task):
             obstacle = _cuda.obstacle(device)
@@ -341,6 +343,15 @@ def _block_training(*arguments: Any) -> list[Tensor]:
 
 def _block_saved(*arguments: Any) -> list[Tensor]:
     return _block_training(*arguments)[1:]
+
+
+def _bare(task: str, *arguments: Any) -> list[Tensor]:
+    """What a block of a convolution alone saves; the engine saves nothing of it."""
+    conv, (precision, channels_last) = arguments[5:10], arguments[16:]
+    operator = torch.ops.volup.conv_transpose3d
+    y = operator(*arguments[:3], *conv, precision, channels_last)
+    kept = [y, *(y.new_empty(0, dtype=_cpu.accumulator(y.dtype)) for _ in range(2))]
+    return kept if task == "saved" else [y.clone(), *kept]
 
 
 def _block_grad(

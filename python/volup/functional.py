@@ -337,7 +337,7 @@ def _operator(
 ) -> _Operator:
     """The operator that computes a block on such tensors."""
     steps = _cpu.Steps.of(*arguments)
-    if (steps.activation, steps.norm_groups, steps.post_activation) == (None, None, None):
+    if steps.are_none():
         return _Operator(_operators.conv_transpose3d, 3, (*conv, precision, channels_last))
     records = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
     function = _operators.block
