@@ -4,10 +4,14 @@
     python3 .gpu-bundle/gpu.py               # where the GPU is
     python3 .gpu-bundle/gpu.py --only bench --shapes kb2-61 kb1-73 --precisions tf32 --out results
 
-Stages: `conformance` runs the CUDA engine's Rust tests, `tests` the Python tests and the
-KernelBench solutions, `sanitizer` compute-sanitizer over small cases, `bench` the comparison with
-cuDNN. A stage that fails does not keep the next from running; the exit code says whether any did.
-The output folder gets a log of each stage, and the end of what failed is printed.
+Stages: `conformance` runs the CUDA engine's Rust tests, `tests` the Python tests of the forward
+pass and the KernelBench solutions, `gradients` the Python tests of training, `sanitizer`
+compute-sanitizer over small cases, `bench` the comparison with cuDNN. `training` times forward and
+backward passes, and runs only if it is asked for, as PyTorch compiles its side for minutes:
+`--only training --seconds 3000`.
+
+A stage that fails does not keep the next from running; the exit code says whether any did. The
+output folder gets a log of each stage, and the end of what failed is printed.
 """
 
 import argparse
@@ -60,7 +64,16 @@ TAIL = 25
 # Commands that a stage's last line tells of one by one.
 MOST_DETAILS = 3
 # The most seconds a stage may take, so that one that hangs leaves time for the others.
-MOST_SECONDS = {"conformance": 200.0, "tests": 150.0, "sanitizer": 180.0, "bench": 480.0}
+MOST_SECONDS = {
+    "conformance": 200.0,
+    "tests": 150.0,
+    "gradients": 200.0,
+    "sanitizer": 180.0,
+    "bench": 480.0,
+    "training": 3600.0,
+}
+# Run if it is named.
+ASKED_FOR = ("training",)
 
 
 @dataclass
@@ -159,11 +172,20 @@ def conformance(stage: Stage, _args: argparse.Namespace) -> None:
 
 
 def tests(stage: Stage, _args: argparse.Namespace) -> None:
-    pytest = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
-    stage.run("python", [*pytest, "python/tests/test_cuda.py"], last_match(r"^.*\bin [\d.]+s.*$"))
+    pytest(stage, "test_cuda")
     script = "examples/kernelbench/check.py"
     command = [sys.executable, script, "--device", "cuda"]
     stage.run("kernelbench", command, lambda text: f"{text.count('ok  ')} ok")
+
+
+def gradients(stage: Stage, _args: argparse.Namespace) -> None:
+    pytest(stage, "test_cuda_training")
+
+
+def pytest(stage: Stage, name: str) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    command.append(f"python/tests/{name}.py")
+    stage.run("python", command, last_match(r"^.*\bin [\d.]+s.*$"))
 
 
 def sanitizer(stage: Stage, _args: argparse.Namespace) -> None:
@@ -207,23 +229,44 @@ def find_sanitizer() -> str | None:
 
 
 def bench(stage: Stage, args: argparse.Namespace) -> None:
-    # Half a minute for the shape that is being timed when the time is over.
-    command = [sys.executable, "bench/compare_cudnn.py", "--json", str(stage.out / "bench.json")]
-    command += ["--budget", f"{max(stage.left() - 30, 1):.0f}"]
-    command += ["--seconds", str(args.seconds_per_row)]
-    for name in ("shapes", "precisions", "layouts"):
-        if getattr(args, name):
-            command += [f"--{name}", *getattr(args, name)]
+    options = shared(stage, args, shapes="--shapes")
+    command = [sys.executable, "bench/compare_cudnn.py", *options]
     if args.compile:
         command.append("--compile")
     stage.run("cudnn", command, lambda _text: "", echo=True)
 
 
+def training(stage: Stage, args: argparse.Namespace) -> None:
+    options = shared(stage, args, shapes="--shape")
+    command = [sys.executable, "bench/training.py", "--device", "cuda", *options]
+    if args.no_compile:
+        command.append("--no-compile")
+    stage.run("pytorch", command, lambda _text: "", echo=True)
+
+
+def shared(stage: Stage, args: argparse.Namespace, shapes: str) -> list[str]:
+    """The options that benchmarks share."""
+    options = ["--json", str(stage.out / f"{stage.name}.json")]
+    # Half a minute for the shape that is being timed when the time is over.
+    options += ["--budget", f"{max(stage.left() - 30, 1):.0f}"]
+    options += ["--seconds", str(args.seconds_per_row)]
+    for option, values in (
+        (shapes, args.shapes),
+        ("--precisions", args.precisions),
+        ("--layouts", args.layouts),
+    ):
+        if values:
+            options += [option, *values]
+    return options
+
+
 STAGES: dict[str, Callable[[Stage, argparse.Namespace], None]] = {
     "conformance": conformance,
     "tests": tests,
+    "gradients": gradients,
     "sanitizer": sanitizer,
     "bench": bench,
+    "training": training,
 }
 
 
@@ -258,20 +301,25 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--only",
         type=stages,
-        default=list(STAGES),
+        default=[name for name in STAGES if name not in ASKED_FOR],
         metavar="STAGE,...",
         help=f"some of {','.join(STAGES)}",
     )
     parser.add_argument("--seconds", type=float, default=570.0, help="for all stages together")
     parser.add_argument(
-        "--out", type=Path, default=BUNDLE / "out", help="folder of logs, bench.json"
+        "--out", type=Path, default=BUNDLE / "out", help="folder of logs, bench.json, training.json"
     )
-    timed = parser.add_argument_group("bench")
+    timed = parser.add_argument_group("bench and training")
     timed.add_argument("--shapes", nargs="+", metavar="NAME")
     timed.add_argument("--precisions", nargs="+", choices=("ieee", "tf32", "bf16"))
     timed.add_argument("--layouts", nargs="+", choices=("ncdhw", "ndhwc"))
     timed.add_argument("--seconds-per-row", type=float, default=0.3)
-    timed.add_argument("--compile", action="store_true", help="torch.compile the blocks as well")
+    timed.add_argument(
+        "--compile", action="store_true", help="torch.compile bench's blocks as well"
+    )
+    timed.add_argument(
+        "--no-compile", action="store_true", help="leave torch.compile out of training"
+    )
     return parser.parse_args()
 
 

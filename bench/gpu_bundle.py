@@ -19,7 +19,13 @@ MOST_BYTES = 66_000_000
 # What the tests import and PyTorch's machines seldom have.
 WHEELS = ("expecttest",)
 # Copied as they lie, so that scripts and tests find each other.
-SOURCES = ("bench/*.py", "examples/kernelbench/*", "python/tests/*.py", "python/pyproject.toml")
+SOURCES = (
+    "bench/*.py",
+    "examples/kernelbench/*",
+    "examples/superres/*.py",
+    "python/tests/*.py",
+    "python/pyproject.toml",
+)
 
 
 def run(*command: str | Path) -> str:

@@ -1,6 +1,7 @@
 """Microseconds that a call costs the host, where the GPU has next to nothing to do."""
 
 import time
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -30,8 +31,8 @@ def main() -> None:
     w = torch.randn(8, 8, 2, 2, 2, device="cuda")
     b = torch.randn(8, device="cuda")
 
-    def block() -> None:
-        volup.conv_transpose3d_block(
+    def block() -> torch.Tensor:
+        return volup.conv_transpose3d_block(
             x, w, b, 2, activation="relu", norm_groups=4, norm_weight=b, norm_bias=b
         )
 
@@ -46,6 +47,14 @@ def main() -> None:
     with torch.inference_mode():
         for name, call in calls.items():
             print(f"{name:30} {microseconds(call):7.2f} us a call")
+    for tensor in (x, w, b):
+        tensor.requires_grad_()
+    for name, call in calls.items():
+        output = call()
+        grad = torch.randn_like(output)
+        print(f"{name:30} {microseconds(call):7.2f} us a call that records")
+        backward = partial(torch.autograd.grad, output, (x, w, b), grad, retain_graph=True)
+        print(f"{'':30} {microseconds(backward):7.2f} us its gradients")
 
 
 if __name__ == "__main__":

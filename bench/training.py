@@ -1,7 +1,8 @@
-"""Times a forward and a backward pass beside PyTorch's, alternately in one process, on the CPU.
+"""Times a forward and a backward pass beside PyTorch's, alternately in one process.
 
-    python bench/training.py                        # the published blocks, batch 1
+    python bench/training.py                        # the published blocks, batch 1, on the CPU
     python bench/training.py --shape kb2-61-block --rounds 15
+    python bench/training.py --device cuda --json out.json      # see training_cuda.py
 
 Gradients are those of the input and of every parameter. `peak` is by how much the process grows at
 most during one pass, inputs and parameters excluded, each in a process of its own.
@@ -68,17 +69,37 @@ def peak_elsewhere(name: str, how: str) -> float:
     return float(done.stdout)
 
 
-def main() -> None:
+def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shape", nargs="*", choices=BLOCKS, default=BLOCKS)
-    parser.add_argument("--rounds", type=int, default=9)
-    parser.add_argument("--peak", choices=HOW, help="only print the peak of one shape")
-    args = parser.parse_args()
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    cpu = parser.add_argument_group("on the CPU")
+    cpu.add_argument("--rounds", type=int, default=9)
+    cpu.add_argument("--peak", choices=HOW, help="only print the peak of one shape")
+    cuda = parser.add_argument_group("on a GPU")
+    names = ("ieee", "tf32", "bf16"), ("ncdhw", "ndhwc")
+    for option, choices in zip(("--precisions", "--layouts"), names, strict=True):
+        cuda.add_argument(option, nargs="+", choices=choices, default=choices)
+    cuda.add_argument("--no-compile", dest="compile", action="store_false")
+    cuda.add_argument("--seconds", type=float, default=0.3, help="to time each way for")
+    cuda.add_argument(
+        "--seconds-per-way", type=float, default=300.0, help="to search and to compile"
+    )
+    cuda.add_argument("--budget", type=float, default=3000.0, help="seconds for all rows")
+    cuda.add_argument("--json", type=Path, help="also write the figures to this file")
+    return parser.parse_args(argv)
 
+
+def main(argv: list[str] | None = None) -> int:
+    args = arguments(argv)
+    if args.device == "cuda":
+        import training_cuda
+
+        return training_cuda.main([case_of(name) for name in args.shape], args)
     torch.manual_seed(0)
     if args.peak:
         print(peak(args.shape[0], args.peak))
-        return
+        return 0
     print(f"{cpu_name()}, {torch.get_num_threads()} threads, {torch.__version__=!s}")
     print("forward and backward, ms:", *(f"{how:>11}" for how in HOW), "    ratio   peak, MiB:")
     ratios = []
@@ -95,7 +116,8 @@ def main() -> None:
     print(
         f"volup {volup.__version__}, engine {dict(_native.describe_cpu(torch.get_num_threads()))}"
     )
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -74,10 +74,10 @@ impl Block {
         self.spec.to_string()
     }
 
-    /// Whether there is a normalization.
+    /// Groups of the normalization, if there is one.
     #[getter]
-    fn normalizes(&self) -> bool {
-        self.spec.norm().is_some()
+    fn norm_groups(&self) -> Option<usize> {
+        self.spec.norm().map(|norm| norm.groups())
     }
 
     #[getter]

@@ -7,33 +7,53 @@ use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use std::sync::Arc;
-use volup::{DType, Precision};
+use volup::{BlockSpec, DType, Precision, Wanted};
 use volup_cuda::{Device, Executable, Manifest, Pointers, Request, Stream, Task};
 
-/// A block planned for one shape, type and device; run any number of times.
+/// A pass of a block, planned for one shape, type and device; run any number of times.
 #[pyclass(frozen, module = "volup._native")]
-pub(crate) struct CudaForward {
+pub(crate) struct CudaPass {
     device: Arc<Device>,
-    forward: Executable,
-    presence: Presence,
+    executable: Executable,
+    /// Which tensors it cannot do without, in the order of the fields of [`Pointers`].
+    needed: Vec<bool>,
 }
 
-/// Which of the optional tensors the block has.
-struct Presence {
-    bias: bool,
-    affine: bool,
+/// A pass by its name, or the backward pass by which gradients are wanted: those of the input, the weight,
+/// the bias and the normalization's weight and bias.
+#[derive(FromPyObject)]
+enum Pass {
+    Backward([bool; 5]),
+    Named(String),
+}
+
+impl Pass {
+    fn task(&self) -> PyResult<Task> {
+        match self {
+            &Pass::Backward([input, weight, bias, norm_weight, norm_bias]) => {
+                Ok(Task::Backward(Wanted { input, weight, bias, norm_weight, norm_bias }))
+            }
+            Pass::Named(name) => match name.as_str() {
+                "forward" => Ok(Task::Forward),
+                "training" => Ok(Task::Training { output: true }),
+                "saved" => Ok(Task::Training { output: false }),
+                got => Err(PyValueError::new_err(format!("no such pass: {got:?}"))),
+            },
+        }
+    }
 }
 
 #[pymethods]
-impl CudaForward {
+impl CudaPass {
     /// The input's shape may lack the batch; it is not empty.
     #[new]
     #[pyo3(signature = (
-        block, input_shape, dtype, precision, input_channels_last, output_channels_last, ordinal, /
+        task, block, input_shape, dtype, precision, input_channels_last, output_channels_last, ordinal, /
     ))]
     #[allow(clippy::too_many_arguments, reason = "what a plan depends on")]
     fn new(
         py: Python<'_>,
+        task: Pass,
         block: &Block,
         input_shape: Vec<usize>,
         dtype: &str,
@@ -41,17 +61,13 @@ impl CudaForward {
         input_channels_last: bool,
         output_channels_last: bool,
         ordinal: usize,
-    ) -> PyResult<CudaForward> {
-        let spec = block.spec;
+    ) -> PyResult<CudaPass> {
+        let (task, spec) = (task.task()?, block.spec);
         let geometry = spec.geometry_of(&input_shape).map_err(raised)?;
         let dtype: DType = dtype.parse().map_err(raised)?;
-        let precision = match precision {
-            "ieee" => Precision::Ieee,
-            "tf32" => Precision::Tf32,
-            got => return Err(PyValueError::new_err(format!("no such precision: {got:?}"))),
-        };
+        let precision: Precision = precision.parse().map_err(raised)?;
         let request = Request {
-            task: Task::Forward,
+            task,
             block: spec,
             geometry,
             dtype,
@@ -60,55 +76,37 @@ impl CudaForward {
             output_format: format(output_channels_last),
             algorithm: None,
         };
-        let (device, forward) = py
+        let (device, executable) = py
             .detach(|| {
                 let device = device(ordinal)?;
-                let forward = Executable::new(&device, &request)?;
-                Ok((device, forward))
+                let executable = Executable::new(&device, &request)?;
+                Ok((device, executable))
             })
             .map_err(raised)?;
-        let affine = spec.norm().is_some_and(|norm| norm.affine());
-        Ok(CudaForward { device, forward, presence: Presence { bias: spec.conv().has_bias(), affine } })
+        let needed = needed(task, &spec, executable.workspace_bytes() > 0);
+        Ok(CudaPass { device, executable, needed })
     }
 
     /// Bytes of scratch memory that a run needs.
     #[getter]
     fn workspace_bytes(&self) -> usize {
-        self.forward.workspace_bytes()
+        self.executable.workspace_bytes()
     }
 
     /// Launches the kernels on a stream and returns at once, without holding the GIL.
     ///
-    /// Every argument is the device address of a dense tensor of the planned shape, type and format,
-    /// 0 for one that the block lacks; then the stream. Whoever calls this sees to it that the memory
-    /// outlives the kernels, as PyTorch's allocator does for what is used on its current stream.
-    #[pyo3(signature = (input, weight, bias, norm_weight, norm_bias, output, workspace, stream, /))]
-    #[allow(clippy::too_many_arguments, reason = "a block's tensors")]
-    fn run(
-        &self,
-        py: Python<'_>,
-        input: u64,
-        weight: u64,
-        bias: u64,
-        norm_weight: u64,
-        norm_bias: u64,
-        output: u64,
-        workspace: u64,
-        stream: u64,
-    ) -> PyResult<()> {
-        let Presence { bias: has_bias, affine } = self.presence;
-        let required = [
-            (input, true),
-            (weight, true),
-            (bias, has_bias),
-            (norm_weight, affine),
-            (norm_bias, affine),
-            (output, true),
-            (workspace, self.forward.workspace_bytes() > 0),
-        ];
-        if required.iter().any(|&(address, required)| required && address == 0) {
+    /// The addresses are those of dense tensors on the device, of the planned shapes, types and formats, in
+    /// the order of the fields of [`Pointers`]; 0 for one that the pass has no use for. Whoever calls this
+    /// sees to it that the memory outlives the kernels, as PyTorch's allocator does for what is used on its
+    /// current stream.
+    #[pyo3(signature = (addresses, stream, /))]
+    fn run(&self, py: Python<'_>, addresses: [u64; 16], stream: u64) -> PyResult<()> {
+        if std::iter::zip(&self.needed, addresses).any(|(&needed, address)| needed && address == 0) {
             return Err(PyRuntimeError::new_err("a tensor has no memory"));
         }
+        let [input, weight, bias, norm_weight, norm_bias, output, rest @ ..] = addresses;
+        let [convolution, mean, rstd, grad_output, grad_input, grad_weight, rest @ ..] = rest;
+        let [grad_bias, grad_norm_weight, grad_norm_bias, workspace] = rest;
         let pointers = Pointers {
             input,
             weight,
@@ -116,16 +114,44 @@ impl CudaForward {
             norm_weight,
             norm_bias,
             output,
+            convolution,
+            mean,
+            rstd,
+            grad_output,
+            grad_input,
+            grad_weight,
+            grad_bias,
+            grad_norm_weight,
+            grad_norm_bias,
             workspace,
-            ..Pointers::default()
         };
         // SAFETY: the package passes the addresses of dense tensors on the planned device, whose
-        // shapes, types and formats it has compared with the plan's; the output and the workspace are
-        // fresh from torch.empty. The stream is PyTorch's current one on that device, which PyTorch
+        // shapes, types and formats it has compared with the plan's; what is written and the workspace
+        // are fresh from torch.empty. The stream is PyTorch's current one on that device, which PyTorch
         // never destroys, and on which its allocator hands the memory out again only in stream order.
-        py.detach(|| unsafe { self.forward.run(&pointers, &Stream::borrowed(&self.device, stream)) })
+        py.detach(|| unsafe { self.executable.run(&pointers, &Stream::borrowed(&self.device, stream)) })
             .map_err(raised)
     }
+}
+
+/// Which tensors a pass needs, in the order of the fields of [`Pointers`].
+fn needed(task: Task, block: &BlockSpec, workspace: bool) -> Vec<bool> {
+    let bias = block.conv().has_bias();
+    let norm = block.norm().is_some();
+    let affine = block.norm().is_some_and(|norm| norm.affine());
+    let followed = norm || block.activation().is_some() || block.post_activation().is_some();
+    // Of input, weight and bias; of the output and what is saved; of the gradients.
+    let (factors, results, gradients) = match task {
+        Task::Forward => ([true, true, bias], [true, false, false, false], [false; 6]),
+        Task::Training { output } => ([true, true, bias], [output, true, norm, norm], [false; 6]),
+        Task::Backward(wanted) => {
+            let vectors = [wanted.bias && bias, wanted.norm_weight && affine, wanted.norm_bias && affine];
+            let gradients = [true, wanted.input, wanted.weight, vectors[0], vectors[1], vectors[2]];
+            // The gradient of one of the convolution's factors is made of the other.
+            ([wanted.weight, wanted.input, false], [false, followed, norm, norm], gradients)
+        }
+    };
+    [&factors[..], &[affine, affine], &results, &gradients, &[workspace]].concat()
 }
 
 /// Why the engine cannot run on a device; None if it can.

@@ -23,7 +23,7 @@ mod _native {
     #[pymodule_export]
     use crate::cases::{cases, published};
     #[pymodule_export]
-    use crate::cuda::{CudaForward, cuda_status, integers};
+    use crate::cuda::{CudaPass, cuda_status, integers};
     #[pymodule_export]
     use crate::decoder::{read_decoder, write_decoder};
     #[pymodule_export]

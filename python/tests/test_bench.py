@@ -14,8 +14,10 @@ from volup import _native
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
 import compare_cudnn
+import training
+import training_cuda
 from blocks import Block
-from clocks import calls_in_sample, copies_to_defeat
+from clocks import CpuClock, calls_in_sample, copies_to_defeat
 from peers import peers
 from random_shapes import MOST_ELEMENTS, random_cases
 
@@ -148,3 +150,37 @@ def test_a_wrong_result_fails_its_row_alone(
     assert failures[0].startswith("rel_err 1.0e-03 exceeds")
     assert failures[1:] == [None, "no kernel", "no kernel"]
     assert "FAILED: no kernel" in capsys.readouterr().out
+
+
+def test_training_on_the_cpu(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cases = [TABLE[name] for name in SMALL[2:]]
+    path = tmp_path / "out.json"
+    options = ["--no-compile", "--seconds", "0", "--json", str(path)]
+    args = training.arguments(options)
+    assert training_cuda.run(cases, CpuClock(), args) == 0
+    report = json.loads(path.read_text())
+    assert {"gpu", "driver", "torch", "cudnn", "commit", "date"} <= report["meta"].keys()
+    assert len(report["rows"]) == 2 * 3 * 2
+    for row in report["rows"]:
+        for key in ("volup_ms", "save_ms", "eager_ms", "best_ms", "worst", "rel_err"):
+            assert row[key] > 0, key
+        assert row["best_how"].startswith("eager")
+    assert "geometric mean tf32" in capsys.readouterr().out
+
+
+def test_wrong_gradients_fail_their_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    honest = training_cuda.Step.gradients
+
+    def lie(step: training_cuda.Step, input: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        gradients = honest(step, input)
+        with torch.no_grad():
+            # A single element of the weight's gradient.
+            gradients[1][1, 2, 0, 1, 0] *= 1.001 if input.is_contiguous() else math.nan
+        return gradients
+
+    monkeypatch.setattr(training_cuda.Step, "gradients", lie)
+    args = training.arguments(["--no-compile", "--seconds", "0", "--precisions", "ieee"])
+    assert training_cuda.run([TABLE[SMALL[3]]], CpuClock(), args) == 1
+    assert capsys.readouterr().out.count("FAILED: an error is") == 2

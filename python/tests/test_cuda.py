@@ -358,15 +358,6 @@ def test_little_memory_beside_the_output(name: str, kind: str) -> None:
     assert beside <= 2.5 * input.nbytes + 2**20
 
 
-def test_no_gradients_yet() -> None:
-    x, w, b = example()
-    weight = torch.nn.Parameter(w)
-    with torch.no_grad():
-        block(x, weight, b)
-    with pytest.raises(RuntimeError, match="weight requires grad"):
-        block(x, weight, b)
-
-
 def test_all_on_one_device() -> None:
     x, w, b = example()
     for tensors in ((x, w.cpu(), b), (x.cpu(), w, b), (x, w, b.cpu())):

@@ -23,7 +23,7 @@ def leaf(tensor: Tensor) -> Tensor:
 def arguments(name: str, input: Tensor, weight: Tensor) -> tuple[Any, ...]:
     """What an operator takes."""
     channels_last = input.is_contiguous(memory_format=torch.channels_last_3d)
-    bias, scale, shift = leaf(B), leaf(B), leaf(B)
+    bias, scale, shift = (leaf(B.to(input.device)) for _ in range(3))
     rest = (*CONV, *STEPS, None, channels_last)
     if name.startswith("conv_transpose3d_block"):
         tensors = (input, weight, bias, scale, shift)
@@ -31,30 +31,31 @@ def arguments(name: str, input: Tensor, weight: Tensor) -> tuple[Any, ...]:
             return *(t.detach() for t in tensors), *rest
         if name == "conv_transpose3d_block_grad":
             kept = OPS.conv_transpose3d_block_saved(*(t.detach() for t in tensors), *rest)
-            return leaf(torch.randn_like(kept[0])), *tensors, *kept, *CONV, *STEPS, [True] * 5
+            rest = (*CONV, *STEPS, None, [True] * 5)
+            return leaf(torch.randn_like(kept[0])), *tensors, *kept, *rest
         return *tensors, *rest
     if name == "conv_transpose3d":
         return input, weight, bias, *CONV, None, channels_last
     grad = leaf(volup.conv_transpose3d(input, weight, None, 2, 1).detach())
     if name == "conv_transpose3d_input_grad":
-        return grad, weight, *CONV, channels_last
-    return input, grad, list(weight.shape[2:]), *CONV
+        return grad, weight, *CONV, None, channels_last
+    return input, grad, list(weight.shape[2:]), *CONV, None
+
+
+NAMES = (
+    "conv_transpose3d",
+    "conv_transpose3d_input_grad",
+    "conv_transpose3d_weight_grad",
+    "conv_transpose3d_block",
+    "conv_transpose3d_block_training",
+    "conv_transpose3d_block_saved",
+    "conv_transpose3d_block_grad",
+)
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("channels_last", [False, True])
-@pytest.mark.parametrize(
-    "name",
-    [
-        "conv_transpose3d",
-        "conv_transpose3d_input_grad",
-        "conv_transpose3d_weight_grad",
-        "conv_transpose3d_block",
-        "conv_transpose3d_block_training",
-        "conv_transpose3d_block_saved",
-        "conv_transpose3d_block_grad",
-    ],
-)
+@pytest.mark.parametrize("name", NAMES)
 def test_opcheck(name: str, channels_last: bool) -> None:
     input = X.to(memory_format=torch.channels_last_3d) if channels_last else X
     opcheck(getattr(OPS, name).default, arguments(name, leaf(input), leaf(W)))
@@ -131,6 +132,6 @@ def test_operators_refuse_what_the_functions_refuse() -> None:
     with pytest.raises(RuntimeError, match="input must have 4 channels"):
         OPS.conv_transpose3d(X[:, :3], W, None, *CONV, None, False)
     with pytest.raises(RuntimeError, match="grad_output must have shape"):
-        OPS.conv_transpose3d_weight_grad(X, X, [3, 3, 3], *CONV)
+        OPS.conv_transpose3d_weight_grad(X, X, [3, 3, 3], *CONV, None)
     with pytest.raises(RuntimeError, match="weight must have dtype float32, got float64"):
-        OPS.conv_transpose3d_input_grad(torch.randn(2, 6, 5, 7, 9), W.double(), *CONV, False)
+        OPS.conv_transpose3d_input_grad(torch.randn(2, 6, 5, 7, 9), W.double(), *CONV, None, False)

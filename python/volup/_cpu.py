@@ -1,7 +1,7 @@
 """The operators' kernels for CPU tensors: the native module on plain tensors.
 
-Every function takes what its operator in ``_operators`` takes, batched volumes first. Copies are
-held until the native call has returned.
+Every function takes what its operator in ``_operators`` takes, batched volumes first; a precision
+means nothing here. Copies are held until the native call has returned.
 """
 
 from __future__ import annotations
@@ -49,6 +49,10 @@ class Steps(NamedTuple):
         post_name, post_slope = _split(post_activation)
         groups = None if norm_groups is None else int(norm_groups)
         return cls(name, slope, groups, float(eps), post_name, post_slope)
+
+    def are_none(self) -> bool:
+        """Whether nothing follows."""
+        return self.activation is None and self.norm_groups is None and self.post_activation is None
 
     def arguments(self) -> tuple[Activation, int | None, float, Activation]:
         """Back to the arguments: activation, norm_groups, eps, post_activation."""
@@ -164,7 +168,7 @@ def block(
 
 def input_grad(grad_output: Tensor, weight: Tensor, *rest: Any) -> Tensor:
     """``conv_transpose3d_input_grad``."""
-    conv, channels_last = Conv(*rest[:5]), rest[5]
+    conv, channels_last = Conv(*rest[:5]), rest[6]
     grad_output, weight = _memory.dense(grad_output, True), _memory.dense(weight)
     gradient = _empty(input_size(grad_output, weight, conv), weight.dtype, channels_last)
     _native.input_gradient(
@@ -181,7 +185,7 @@ def weight_grad(
     input: Tensor, grad_output: Tensor, kernel_size: Sequence[int], *rest: Any
 ) -> Tensor:
     """``conv_transpose3d_weight_grad``."""
-    conv = Conv(*rest)
+    conv = Conv(*rest[:5])
     input, grad_output = _memory.dense(input, True), _memory.dense(grad_output, True)
     shape = (input.shape[1], grad_output.shape[1] // conv.groups, *kernel_size)
     gradient = torch.empty(shape, dtype=input.dtype)
@@ -254,7 +258,7 @@ def block_grad(
     *rest: Any,
 ) -> tuple[Tensor, ...]:
     """``conv_transpose3d_block_grad``."""
-    conv, steps, wanted = Conv(*rest[:5]), Steps(*rest[5:11]), rest[11]
+    conv, steps, wanted = Conv(*rest[:5]), Steps(*rest[5:11]), rest[12]
     checked = native_block(weight.shape, conv, steps, bias is not None, norm_weight is not None)
     grad_output, convolution = _memory.dense(grad_output, True), _memory.dense(convolution, True)
     mean, rstd = _memory.dense(mean), _memory.dense(rstd)
@@ -284,7 +288,7 @@ def block_grad(
     if through is not None and wanted[1]:
         of_weight = weight_grad(input, through, weight.shape[2:], *conv)
     if through is not None and wanted[0]:
-        of_input = input_grad(through, weight, *conv, _memory.is_channels_last(input))
+        of_input = input_grad(through, weight, *conv, None, _memory.is_channels_last(input))
     gradients = (of_input, of_weight, *of_vectors)
     return tuple(weight.new_empty(0) if gradient is None else gradient for gradient in gradients)
 

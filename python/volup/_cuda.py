@@ -8,8 +8,9 @@ tensors' values is kept.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Sequence
 from threading import Lock
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,7 +19,26 @@ from torch.autograd import forward_ad
 from volup import _memory, _native
 from volup._compose import Activation, flagged_precision
 
-NAMES = ("input", "weight", "bias", "norm_weight", "norm_bias")
+# A pass's tensors, in the order in which the native module takes their addresses.
+SLOTS = (
+    "input",
+    "weight",
+    "bias",
+    "norm_weight",
+    "norm_bias",
+    "output",
+    "convolution",
+    "mean",
+    "rstd",
+    "grad_output",
+    "grad_input",
+    "grad_weight",
+    "grad_bias",
+    "grad_norm_weight",
+    "grad_norm_bias",
+)
+# Those of a forward pass.
+NAMES = SLOTS[:5]
 Tensors = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]
 
 # More kinds of calls than a program makes, unless the sizes of its inputs vary endlessly.
@@ -26,101 +46,118 @@ _MOST_PLANS = 1024
 # What the kernels' reads are aligned to; PyTorch aligns to 512, but a view may begin anywhere.
 _ALIGNMENT = 16
 
-_NO_DISPATCH = Tensor.__torch_dispatch__
+# Of tensors whose class does not say that they are without memory.
+NO_DISPATCH = Tensor.__torch_dispatch__
+
+
+class Runs(Protocol):
+    """What is kept of a kind of call: how it is computed."""
+
+    def run(self, tensors: Sequence[Tensor | None], /) -> Sequence[Tensor]:
+        """The results for tensors of this kind."""
 
 
 class Plan:
-    """How calls of one kind are computed.
+    """One pass of a block, for calls of one kind.
 
     Attributes:
-        forward: What launches the kernels; None for an empty batch.
-        copied: The indices of tensors that are not dense, so that a dense copy is read.
-        itemsize: Of every tensor.
-        nbytes: Of each tensor's elements.
-        shape: Of the output.
-        strides: Of the output.
-        dtype: Of the output.
+        launch: Launches the kernels; None where there is nothing to compute.
+        reads: Of each tensor that is given, where its address goes, its bytes, its bytes an element
+            and, if that is not how it lies, the memory format to copy it to. None for one that is
+            missing or has no part in the pass.
+        writes: Of each result, where its address goes (None for one that is not wanted), its shape,
+            strides and type.
         device: Of everything.
         index: Of the device.
         workspace: Bytes of scratch memory.
     """
 
-    __slots__ = (
-        "copied",
-        "device",
-        "dtype",
-        "forward",
-        "index",
-        "itemsize",
-        "nbytes",
-        "shape",
-        "strides",
-        "workspace",
-    )
+    __slots__ = ("device", "index", "launch", "reads", "workspace", "writes")
 
     def __init__(
         self,
-        forward: _native.CudaForward | None,
-        tensors: Tensors,
-        copied: list[int],
-        output: Tensor,
+        launch: _native.CudaPass | None,
+        reads: Sequence[tuple[str, Tensor | None, bool]],
+        writes: Sequence[tuple[str | None, Tensor]],
+        device: torch.device,
     ) -> None:
-        """Takes the output's description from a tensor without memory."""
-        self.forward = forward
-        self.copied = copied
-        self.itemsize = tensors[0].element_size()
-        self.nbytes = [0 if t is None else t.numel() * self.itemsize for t in tensors]
-        self.shape = output.shape
-        self.strides = output.stride()
-        self.dtype = tensors[0].dtype
-        self.device = tensors[0].device
-        self.index = self.device.index
-        self.workspace = 0 if forward is None else forward.workspace_bytes
+        """Takes everything's description from tensors.
 
-    def run(self, tensors: Tensors) -> Tensor:
+        Args:
+            launch: As the attribute.
+            reads: Name, tensor, and whether it has to lie in channels_last_3d.
+            writes: Name, and a tensor without memory.
+            device: As the attribute.
+        """
+        self.launch = launch
+        self.reads = [
+            None if tensor is None else _read(name, tensor, channels_last)
+            for name, tensor, channels_last in reads
+        ]
+        self.writes = [
+            (None if name is None else SLOTS.index(name), like.shape, like.stride(), like.dtype)
+            for name, like in writes
+        ]
+        self.device = device
+        self.index = device.index
+        self.workspace = 0 if launch is None else launch.workspace_bytes
+
+    def run(self, tensors: Sequence[Tensor | None]) -> list[Tensor]:
         """Launches the kernels on the device's current stream, and waits for nothing.
 
         Raises:
             RuntimeError: A tensor has no memory, or the launch failed.
         """
-        output = torch.empty_strided(self.shape, self.strides, dtype=self.dtype, device=self.device)
-        if type(output) is not Tensor:
-            # Under a mode that fakes what is allocated, the output is no memory either.
-            kind = type(output).__name__
-            raise RuntimeError(f"output must be a plain torch.Tensor, got {kind}")
+        addresses = [0] * 16
+        results = []
+        for slot, shape, strides, dtype in self.writes:
+            result = torch.empty_strided(shape, strides, dtype=dtype, device=self.device)
+            if type(result) is not Tensor:
+                # Under a mode that fakes what is allocated, the result is no memory either.
+                kind = type(result).__name__
+                raise RuntimeError(f"output must be a plain torch.Tensor, got {kind}")
+            results.append(result)
+            if slot is not None:
+                addresses[slot] = result.data_ptr()
         # The copies live until the launch: what is allocated later is used later on the stream.
-        held = list(tensors)
-        for i in self.copied:
-            held[i] = held[i].contiguous()  # type: ignore[union-attr]
-        addresses = []
-        for tensor, nbytes in zip(held, self.nbytes, strict=True):
-            if tensor is None:
-                addresses.append(0)
+        held = []
+        for tensor, read in zip(tensors, self.reads, strict=True):
+            if tensor is None or read is None:
                 continue
-            end = tensor.storage_offset() * self.itemsize + nbytes
+            slot, nbytes, itemsize, memory_format = read
+            if memory_format is not None:
+                tensor = tensor.contiguous(memory_format=memory_format)
+                held.append(tensor)
+            end = tensor.storage_offset() * itemsize + nbytes
             if tensor.untyped_storage().nbytes() < end:
-                name = NAMES[len(addresses)]
-                raise RuntimeError(f"{name} has no memory: its storage was freed")
+                raise RuntimeError(f"{SLOTS[slot]} has no memory: its storage was freed")
             address = tensor.data_ptr()
             if address % _ALIGNMENT:
-                tensor = held[len(addresses)] = tensor.clone()
+                tensor = tensor.clone()
+                held.append(tensor)
                 address = tensor.data_ptr()
-            addresses.append(address)
-        if self.forward is None:
-            return output
-        scratch = 0
+            addresses[slot] = address
+        if self.launch is None:
+            return [result.zero_() for result in results]
         if self.workspace:
             workspace = torch.empty(self.workspace, dtype=torch.uint8, device=self.device)
-            scratch = workspace.data_ptr()
-        stream = torch._C._cuda_getCurrentRawStream(self.index)
-        input, weight, bias, norm_weight, norm_bias = addresses
-        self.forward.run(
-            input, weight, bias, norm_weight, norm_bias, output.data_ptr(), scratch, stream
-        )
-        return output
+            addresses[15] = workspace.data_ptr()
+        self.launch.run(addresses, torch._C._cuda_getCurrentRawStream(self.index))
+        return results
 
 
-_plans: dict[Hashable, Plan] = {}
+def _read(
+    name: str, tensor: Tensor, channels_last: bool
+) -> tuple[int, int, int, torch.memory_format | None]:
+    memory_format = torch.channels_last_3d if channels_last else torch.contiguous_format
+    batch = tensor.unsqueeze(0) if tensor.dim() == 4 else tensor
+    dense = batch.is_contiguous(memory_format=memory_format)
+    itemsize = tensor.element_size()
+    copied = None if dense else memory_format
+    return SLOTS.index(name), tensor.numel() * itemsize, itemsize, copied
+
+
+_plans: dict[Hashable, Runs] = {}
 _lock = Lock()
 
 
@@ -136,37 +173,68 @@ def launch_planned(
     eps: float,
     post_activation: Activation,
     precision: str | None,
+    memory: str | None,
 ) -> Tensor | None:
     """The result of a call like one that was checked and planned before, else None.
 
     Nothing is raised for arguments that are wrong: no plan is found for them.
     """
-    if (
-        forward_ad._current_level >= 0
-        or torch._C._get_tracing_state() is not None
-        or torch._C._len_torch_dispatch_stack() > 0
-    ):
+    if forward_ad._current_level >= 0:
         return None
     try:
         if torch.is_autocast_enabled():
             tensors = _autocast(tensors)
         integers = _native.integers(stride, padding, output_padding, groups, dilation, norm_groups)
-        plan = _plans.get(_key(tensors, integers, activation, eps, post_activation, precision))
+        key = _key(tensors, integers, activation, eps, post_activation, precision, memory)
+        plan = _plans.get(key)
     except Exception:
         return None
-    return None if plan is None else plan.run(tensors)
+    return None if plan is None else plan.run(tensors)[0]
 
 
-def launch(
-    block: _native.Block,
+def is_watched() -> bool:
+    """Whether a mode, a trace or a transform stands between calls and memory."""
+    return (
+        torch._C._get_tracing_state() is not None
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._functorch.peek_interpreter_stack() is not None
+    )
+
+
+def planned(key: Hashable) -> Runs | None:
+    """How calls of a kind are computed, if that is known."""
+    return _plans.get(key)
+
+
+def remember(key: Hashable, plan: Runs) -> None:
+    """Keeps how calls of a kind are computed."""
+    with _lock:
+        while len(_plans) >= _MOST_PLANS:
+            del _plans[next(iter(_plans))]
+        _plans[key] = plan
+
+
+def run(
+    make: Callable[[Tensors], Runs],
     tensors: dict[str, Tensor],
     integers: bytes,
     activation: Activation,
     eps: float,
     post_activation: Activation,
     precision: str | None,
+    memory: str | None,
 ) -> Tensor:
-    """Computes a block whose tensors have been checked, and keeps the plan.
+    """The result of a call whose tensors have been checked; keeps how it was computed.
+
+    Args:
+        make: Says how calls with tensors like these are computed.
+        tensors: As for ``conv_transpose3d_block``, and so on.
+        integers: Of ``_native.integers``.
+        activation: As there.
+        eps: As there.
+        post_activation: As there.
+        precision: As there.
+        memory: As there.
 
     Raises:
         RuntimeError: The engine failed.
@@ -179,15 +247,13 @@ def launch(
         activation = activation[0], float(activation[1])
     if isinstance(post_activation, tuple):
         post_activation = post_activation[0], float(post_activation[1])
-    key = _key(each, integers, activation, float(eps), post_activation, precision)
+    key = _key(each, integers, activation, float(eps), post_activation, precision, memory)
     plan = _plans.get(key)
     if plan is None:
-        plan = _plan(block, each, precision or flagged_precision())
-        with _lock:
-            while len(_plans) >= _MOST_PLANS:
-                del _plans[next(iter(_plans))]
-            _plans[key] = plan
-    return plan.run(each)
+        plan = make(each)
+        if key is not None:
+            remember(key, plan)
+    return plan.run(each)[0]
 
 
 def obstacle(device: torch.device) -> str | None:
@@ -226,50 +292,60 @@ def _key(
     eps: float,
     post_activation: Activation,
     precision: str | None,
+    memory: str | None,
 ) -> Hashable:
-    """All that a plan depends on; None, which no plan has, for tensors that no launch can read."""
-    if precision is None and tensors[0].dtype is torch.float32:
-        precision = flagged_precision()
+    """All that a plan depends on; None, which no plan has, where tensors may have no memory."""
+    if is_watched():
+        return None
     grad = torch.is_grad_enabled()
-    parts: list[Hashable] = [integers, activation, eps, post_activation, precision]
+    records = False
+    parts: list[Hashable] = [integers, activation, eps, post_activation]
     for tensor in tensors:
         if tensor is None:
             parts.append(None)
             continue
-        if (
-            (grad and tensor.requires_grad)
-            or tensor.is_neg()
-            or type(tensor).__torch_dispatch__ is not _NO_DISPATCH
-        ):
+        if tensor.is_neg() or type(tensor).__torch_dispatch__ is not NO_DISPATCH:
             return None
+        records = records or (grad and tensor.requires_grad)
         parts += (tensor.device, tensor.dtype, tensor.shape, tensor.stride())
+    if records:
+        # The flags count again when the gradients are computed.
+        parts.append((precision, memory))
+    elif precision is None and tensors[0].dtype is torch.float32:
+        parts.append(flagged_precision())
+    else:
+        parts.append(precision)
     return tuple(parts)
 
 
-def _plan(block: _native.Block, tensors: Tensors, precision: str) -> Plan:
-    """Plans for tensors of these shapes, strides and types."""
+def plan_forward(block: _native.Block, precision: str | None, tensors: Tensors) -> Plan:
+    """Plans a block for tensors of these shapes, strides and types.
+
+    Raises:
+        RuntimeError: The engine failed.
+        _native.NoEngineError: The engine has no kernels for this call.
+    """
     input, weight, *vectors = tensors
     batch = input if input.dim() == 5 else input.unsqueeze(0)
     shape = block.output_shape(input.shape)
-    if block.normalizes:
-        # PyTorch's group norm on CUDA makes its input and so its output contiguous.
-        memory_format = torch.contiguous_format
-    else:
-        memory_format = _memory.output_format(block, batch, weight, vectors[0])
+    memory_format = _memory.output_format(block, batch, weight, vectors[0])
     output = torch.empty(shape, dtype=input.dtype, device="meta", memory_format=memory_format)
     channels_last = _memory.is_channels_last(batch)
-    copied = [i for i, t in enumerate(tensors) if t is not None and not t.is_contiguous()]
-    if channels_last:
-        copied.remove(0)
-    forward = None
+    launch = None
     if output.numel() > 0:
-        forward = _native.CudaForward(
+        launch = _native.CudaPass(
+            "forward",
             block,
             input.shape,
             _memory.DTYPES[input.dtype],
-            precision,
+            precision or flagged_precision(),
             channels_last,
             memory_format is torch.channels_last_3d,
             input.device.index,
         )
-    return Plan(forward, tensors, copied, output if input.dim() == 5 else output.squeeze(0))
+    reads = [
+        (name, tensor, channels_last and name == "input")
+        for name, tensor in zip(NAMES, tensors, strict=True)
+    ]
+    output = output if input.dim() == 5 else output.squeeze(0)
+    return Plan(launch, reads, [("output", output)], input.device)

@@ -1,6 +1,7 @@
 """The native module: sizes, computation and files. Tensors are (address, shape, type's name)."""
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ class Block:
     output_padding: tuple[int, int, int]
     groups: int
     dilation: tuple[int, int, int]
-    normalizes: bool
+    norm_groups: int | None
 
     def __init__(
         self,
@@ -64,13 +65,14 @@ class Block:
 class Cache:
     """Packed parameters, kept from call to call."""
 
-class CudaForward:
-    """A block planned for one shape, type and CUDA device."""
+class CudaPass:
+    """A pass of a block, planned for one shape, type and CUDA device."""
 
     workspace_bytes: int
 
     def __init__(
         self,
+        task: str | tuple[bool, ...],
         block: Block,
         input_shape: torch.Size,
         dtype: str,
@@ -80,18 +82,7 @@ class CudaForward:
         ordinal: int,
         /,
     ) -> None: ...
-    def run(
-        self,
-        input: int,
-        weight: int,
-        bias: int,
-        norm_weight: int,
-        norm_bias: int,
-        output: int,
-        workspace: int,
-        stream: int,
-        /,
-    ) -> None: ...
+    def run(self, addresses: Sequence[int], stream: int, /) -> None: ...
 
 class NoEngineError(RuntimeError):
     """The CUDA engine cannot run here."""

@@ -4,8 +4,8 @@ Every operator takes batched volumes. ``conv_transpose3d`` and the gradients of 
 closed under differentiation: the gradient of each is made of the others. A block's gradient is one
 fused operator; the gradient of that is composed of the convolution's operators and PyTorch's.
 
-There are kernels for the CPU; on CUDA there is the forward pass. Another kernel is one more
-``_library.impl``.
+Kernels are in ``_cpu`` and ``_cuda_operators``. ``precision`` is what float32 is multiplied in on a
+GPU; None follows PyTorch's flags, those of the moment in the backward pass too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from volup import _cpu, _memory
+from volup import _cpu, _cuda, _cuda_operators, _memory
 from volup._compose import follow
 from volup._cpu import NO_STEPS, Conv, Steps
 
@@ -35,17 +35,17 @@ _library: Any = torch.library.Library("volup", "DEF")  # type: ignore[no-untyped
 for _schema in (
     f"conv_transpose3d(Tensor input, Tensor weight, Tensor? bias, {_CONV}, str? precision,"
     " bool channels_last) -> Tensor",
-    f"conv_transpose3d_input_grad(Tensor grad_output, Tensor weight, {_CONV},"
+    f"conv_transpose3d_input_grad(Tensor grad_output, Tensor weight, {_CONV}, str? precision,"
     " bool channels_last) -> Tensor",
     "conv_transpose3d_weight_grad(Tensor input, Tensor grad_output, SymInt[3] kernel_size,"
-    f" {_CONV}) -> Tensor",
+    f" {_CONV}, str? precision) -> Tensor",
     f"conv_transpose3d_block({_BLOCK}) -> Tensor",
     # The output and what is saved: the convolution's output, means, 1/deviations.
     f"conv_transpose3d_block_training({_BLOCK}) -> (Tensor, Tensor, Tensor, Tensor)",
     f"conv_transpose3d_block_saved({_BLOCK}) -> (Tensor, Tensor, Tensor)",
     # An empty tensor stands for a gradient that is not wanted.
     f"conv_transpose3d_block_grad(Tensor grad_output, {_PARAMETERS}, Tensor convolution,"
-    f" Tensor mean, Tensor rstd, {_CONV}, {_STEPS}, bool[5] wanted)"
+    f" Tensor mean, Tensor rstd, {_CONV}, {_STEPS}, str? precision, bool[5] wanted)"
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 ):
     _library.define(_schema)
@@ -55,57 +55,28 @@ OPERATORS = torch.ops.volup
 # --- Kernels --------------------------------------------------------------------------------------
 
 
-def _bare(block: Callable[..., Tensor]) -> Callable[..., Tensor]:
+def _bare(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """A block's kernel as that of the convolution alone."""
 
     def conv_transpose3d(input: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
         *conv, precision, channels_last = rest
-        return block(input, weight, bias, None, None, *conv, *NO_STEPS, precision, channels_last)
+        return kernel(input, weight, bias, None, None, *conv, *NO_STEPS, precision, channels_last)
 
     return conv_transpose3d
 
 
-def _block_on_cuda(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    norm_weight: Tensor | None,
-    norm_bias: Tensor | None,
-    *rest: Any,
-) -> Tensor:
-    from volup.functional import conv_transpose3d_block
-
-    conv, steps, (precision, channels_last) = Conv(*rest[:5]), Steps(*rest[5:11]), rest[11:]
-    activation, norm_groups, eps, post_activation = steps.arguments()
-    with torch.no_grad(), torch.autocast("cuda", enabled=False):
-        output = conv_transpose3d_block(
-            input,
-            weight,
-            bias,
-            *conv,
-            activation=activation,
-            norm_groups=norm_groups,
-            norm_weight=norm_weight,
-            norm_bias=norm_bias,
-            eps=eps,
-            post_activation=post_activation,
-            precision=precision,
-        )
-    return output.contiguous(memory_format=_cpu.format_of(channels_last))
-
-
-for _name, _device, _function in (
-    ("conv_transpose3d", "CPU", _bare(_cpu.block)),
-    ("conv_transpose3d_input_grad", "CPU", _cpu.input_grad),
-    ("conv_transpose3d_weight_grad", "CPU", _cpu.weight_grad),
-    ("conv_transpose3d_block", "CPU", _cpu.block),
-    ("conv_transpose3d_block_training", "CPU", _cpu.block_training),
-    ("conv_transpose3d_block_saved", "CPU", _cpu.block_saved),
-    ("conv_transpose3d_block_grad", "CPU", _cpu.block_grad),
-    ("conv_transpose3d", "CUDA", _bare(_block_on_cuda)),
-    ("conv_transpose3d_block", "CUDA", _block_on_cuda),
+for _name, _function in (
+    ("conv_transpose3d", _bare(_cpu.block)),
+    ("conv_transpose3d_input_grad", _cpu.input_grad),
+    ("conv_transpose3d_weight_grad", _cpu.weight_grad),
+    ("conv_transpose3d_block", _cpu.block),
+    ("conv_transpose3d_block_training", _cpu.block_training),
+    ("conv_transpose3d_block_saved", _cpu.block_saved),
+    ("conv_transpose3d_block_grad", _cpu.block_grad),
 ):
-    _library.impl(_name, _function, _device)
+    _library.impl(_name, _function, "CPU")
+for _name, _function in _cuda_operators.KERNELS.items():
+    _library.impl(_name, _function, "CUDA")
 
 
 # --- Tensors without memory -----------------------------------------------------------------------
@@ -136,13 +107,13 @@ def _fake_conv(input: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -
 
 
 def _fake_input_grad(grad_output: Tensor, weight: Tensor, *rest: Any) -> Tensor:
-    return _empty(weight, _cpu.input_size(grad_output, weight, Conv(*rest[:5])), rest[5])
+    return _empty(weight, _cpu.input_size(grad_output, weight, Conv(*rest[:5])), rest[6])
 
 
 def _fake_weight_grad(
     input: Tensor, grad_output: Tensor, kernel_size: Sequence[int], *rest: Any
 ) -> Tensor:
-    shape = (input.shape[1], grad_output.shape[1] // Conv(*rest).groups, *kernel_size)
+    shape = (input.shape[1], grad_output.shape[1] // Conv(*rest[:5]).groups, *kernel_size)
     return _empty(input, shape, False)
 
 
@@ -186,36 +157,34 @@ for _name, _fake in (
 # --- Autograd -------------------------------------------------------------------------------------
 
 
-def _save_factors(ctx: Any, first: Tensor, second: Tensor, conv: Conv) -> None:
-    """Keeps each of two factors if the gradient of the other is needed."""
+def _save_factors(ctx: Any, first: Tensor, second: Tensor, rest: Sequence[Any]) -> None:
+    """Keeps each of two factors if the gradient of the other is needed, and conv and precision."""
     needed = ctx.needs_input_grad
     ctx.save_for_backward(first if needed[1] else None, second if needed[0] else None)
     ctx.channels_last = [_memory.is_channels_last(first), _memory.is_channels_last(second)]
     ctx.kernel_size = second.shape[2:]
-    ctx.conv = conv
+    ctx.rest = tuple(rest)
 
 
 def _save_conv(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _save_factors(ctx, inputs[0], inputs[1], Conv(*inputs[3:8]))
+    _save_factors(ctx, inputs[0], inputs[1], inputs[3:9])
 
 
 def _save_input_grad(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _save_factors(ctx, inputs[0], inputs[1], Conv(*inputs[2:7]))
+    _save_factors(ctx, inputs[0], inputs[1], inputs[2:8])
 
 
 def _save_weight_grad(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _save_factors(ctx, inputs[0], inputs[1], Conv(*inputs[3:8]))
+    _save_factors(ctx, inputs[0], inputs[1], inputs[3:9])
 
 
 def _conv_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     input, weight = ctx.saved_tensors
-    conv = ctx.conv
     of_input = of_weight = of_bias = None
     if ctx.needs_input_grad[0]:
-        channels_last = ctx.channels_last[0]
-        of_input = OPERATORS.conv_transpose3d_input_grad(grad, weight, *conv, channels_last)
+        of_input = input_grad(grad, weight, *ctx.rest, ctx.channels_last[0])
     if ctx.needs_input_grad[1]:
-        of_weight = OPERATORS.conv_transpose3d_weight_grad(input, grad, ctx.kernel_size, *conv)
+        of_weight = weight_grad(input, grad, ctx.kernel_size, *ctx.rest)
     if ctx.needs_input_grad[2]:
         of_bias = grad.sum((0, 2, 3, 4))
     return of_input, of_weight, of_bias, *[None] * 7
@@ -223,29 +192,22 @@ def _conv_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 
 def _input_grad_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     grad_output, weight = ctx.saved_tensors
-    conv = ctx.conv
     of_output = of_weight = None
     if ctx.needs_input_grad[0]:
-        channels_last = ctx.channels_last[0]
-        of_output = OPERATORS.conv_transpose3d(grad, weight, None, *conv, "ieee", channels_last)
+        of_output = conv_transpose3d(grad, weight, None, *ctx.rest, ctx.channels_last[0])
     if ctx.needs_input_grad[1]:
-        of_weight = OPERATORS.conv_transpose3d_weight_grad(
-            grad, grad_output, ctx.kernel_size, *conv
-        )
-    return of_output, of_weight, *[None] * 6
+        of_weight = weight_grad(grad, grad_output, ctx.kernel_size, *ctx.rest)
+    return of_output, of_weight, *[None] * 7
 
 
 def _weight_grad_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     input, grad_output = ctx.saved_tensors
-    conv = ctx.conv
     of_input = of_output = None
     if ctx.needs_input_grad[0]:
-        channels_last = ctx.channels_last[0]
-        of_input = OPERATORS.conv_transpose3d_input_grad(grad_output, grad, *conv, channels_last)
+        of_input = input_grad(grad_output, grad, *ctx.rest, ctx.channels_last[0])
     if ctx.needs_input_grad[1]:
-        channels_last = ctx.channels_last[1]
-        of_output = OPERATORS.conv_transpose3d(input, grad, None, *conv, "ieee", channels_last)
-    return of_input, of_output, *[None] * 6
+        of_output = conv_transpose3d(input, grad, None, *ctx.rest, ctx.channels_last[1])
+    return of_input, of_output, *[None] * 7
 
 
 def _save_block(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -266,9 +228,9 @@ def _block_backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | No
         return *[None] * 5, *unneeded
     if not kept:
         # Computed again, to the same bits.
-        kept = OPERATORS.conv_transpose3d_block_saved(*(_detached(t) for t in tensors), *ctx.rest)
+        kept = block_saved(*(_detached(t) for t in tensors), *ctx.rest)
     wanted = [bool(needed) for needed in ctx.needs_input_grad[:5]]
-    gradients = OPERATORS.conv_transpose3d_block_grad(grad, *tensors, *kept, *ctx.rest[:11], wanted)
+    gradients = block_grad(grad, *tensors, *kept, *ctx.rest[:12], wanted)
     return *_those(gradients, wanted), *unneeded
 
 
@@ -295,7 +257,7 @@ def _block_grad_backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None
             None if t is None else t.view_as(t) if t.requires_grad else t.detach().requires_grad_()
             for t in ctx.saved_tensors
         ]
-        output = _composed(given[1:], Conv(*ctx.rest[:5]), Steps(*ctx.rest[5:11]))
+        output = _composed(given[1:], ctx.rest[:5], Steps(*ctx.rest[5:11]), ctx.rest[11])
         wanted = [
             (tensor, grad)
             for tensor, grad in zip(given[1:], grads, strict=True)
@@ -314,36 +276,67 @@ def _block_grad_backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None
             results = list(second)
     found = iter(results)
     of_tensors = [next(found) if needs else None for needs in ctx.needs_input_grad[:6]]
-    return *of_tensors, *[None] * 15
+    return *of_tensors, *[None] * 16
 
 
-def _composed(tensors: list[Any], conv: Conv, steps: Steps) -> Tensor:
+def _composed(tensors: list[Any], conv: Any, steps: Steps, precision: str | None) -> Tensor:
     """A block by operators that can be differentiated any number of times."""
     input, weight, bias, norm_weight, norm_bias = tensors
     channels_last = _memory.is_channels_last(input)
     with torch.autocast(input.device.type, enabled=False):
-        y = OPERATORS.conv_transpose3d(input, weight, bias, *conv, "ieee", channels_last)
+        y = conv_transpose3d(input, weight, bias, *conv, precision, channels_last)
         return follow(y, norm_weight, norm_bias, *steps.arguments())
+
+
+def _below_autograd(name: str) -> Callable[..., Any]:
+    """An operator as a function that records nothing.
+
+    A GPU is done with a small volume before the dispatcher has passed a block's arguments on, so
+    its kernel is called as it is where that would do no more.
+    """
+    operator = getattr(OPERATORS, name).default
+    below = torch._C._AutoDispatchBelowAutograd
+    on_cuda = _cuda_operators.KERNELS[name]
+
+    def compute(*arguments: Any) -> Any:
+        output = on_cuda.directly(*arguments)
+        if output is None:
+            with below():
+                output = operator(*arguments)
+        return output
+
+    return compute
+
+
+def _as_function(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """An operator by the kernel that the dispatcher comes to first, if nobody watches."""
+    operator = getattr(OPERATORS, name).default
+
+    def function(*arguments: Any) -> Any:
+        if torch.compiler.is_compiling() or _cuda.is_watched():
+            return operator(*arguments)
+        return kernel(*arguments)
+
+    return function
 
 
 def _differentiable(
     name: str,
     setup: Callable[[Any, tuple[Any, ...], Any], None],
     gradient: Callable[..., tuple[Tensor | None, ...]],
-) -> None:
-    """Gives an operator its gradient.
+) -> Callable[..., Any]:
+    """Gives an operator its gradient, and returns the operator as a function.
 
     As ``torch.library.register_autograd`` does, in half of its time: a call of a small volume takes
     no longer than that.
     """
-    operator = getattr(OPERATORS, name).default
-    below = torch._C._AutoDispatchBelowAutograd
+    compute = _below_autograd(name)
+    count = _cuda_operators.KERNELS[name].count
 
     class Recorded(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, *arguments: Any) -> Any:
-            with below():
-                output = operator(*arguments)
+            output = compute(*arguments)
             setup(ctx, arguments, output)
             return output
 
@@ -352,22 +345,27 @@ def _differentiable(
     Recorded.__name__ = Recorded.__qualname__ = name
 
     def kernel(*arguments: Any) -> Any:
-        if torch.is_grad_enabled() and any(
-            isinstance(argument, Tensor) and argument.requires_grad for argument in arguments
-        ):
-            return Recorded.apply(*arguments)
-        with below():
-            return operator(*arguments)
+        if torch.is_grad_enabled():
+            for tensor in arguments[:count]:
+                if tensor is not None and tensor.requires_grad:
+                    return Recorded.apply(*arguments)
+        return compute(*arguments)
 
     _library.impl(name, kernel, "Autograd")
+    return _as_function(name, kernel)
 
 
-_differentiable("conv_transpose3d", _save_conv, _conv_backward)
-_differentiable("conv_transpose3d_input_grad", _save_input_grad, _input_grad_backward)
-_differentiable("conv_transpose3d_weight_grad", _save_weight_grad, _weight_grad_backward)
-_differentiable("conv_transpose3d_block", _save_block, _block_backward)
-_differentiable("conv_transpose3d_block_training", _save_block, _block_backward)
-_differentiable("conv_transpose3d_block_grad", _save_block_grad, _block_grad_backward)
+conv_transpose3d = _differentiable("conv_transpose3d", _save_conv, _conv_backward)
+input_grad = _differentiable("conv_transpose3d_input_grad", _save_input_grad, _input_grad_backward)
+weight_grad = _differentiable(
+    "conv_transpose3d_weight_grad", _save_weight_grad, _weight_grad_backward
+)
+block = _differentiable("conv_transpose3d_block", _save_block, _block_backward)
+block_training = _differentiable("conv_transpose3d_block_training", _save_block, _block_backward)
+block_grad = _differentiable("conv_transpose3d_block_grad", _save_block_grad, _block_grad_backward)
+block_saved = _as_function(
+    "conv_transpose3d_block_saved", _below_autograd("conv_transpose3d_block_saved")
+)
 
 
 # --- Autocast -------------------------------------------------------------------------------------

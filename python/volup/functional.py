@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,12 +36,13 @@ def conv_transpose3d(
 
     All tensors are on one device, the CPU or a CUDA GPU, and of one type: float32, float64, float16
     or bfloat16. Under ``torch.autocast`` they are cast as PyTorch casts them. The output has the
-    memory format that PyTorch's would have. On the CPU there are gradients of any order, on a GPU
-    none yet. ``torch.compile`` traces the call without a break.
+    memory format that PyTorch's would have. There are gradients of any order. ``torch.compile``
+    traces the call without a break.
 
     On a GPU the call returns once its kernels are queued on the current stream; after a first call
-    like it, it may be captured in a CUDA graph. Where volup has no kernels for the GPU or its
-    driver, PyTorch's operators compute, with gradients, and a ``RuntimeWarning`` says why once.
+    like it, it may be captured in a CUDA graph, with its backward pass. Where volup has no kernels
+    for the GPU or its driver, PyTorch's operators compute, with gradients, and a ``RuntimeWarning``
+    says why once.
 
     Args:
         input: [N, Cin, D, H, W], or [Cin, D, H, W] without a batch. Contiguous and channels_last_3d
@@ -56,7 +59,8 @@ def conv_transpose3d(
         precision: How exact products of float32 are on a GPU: "ieee" as exact as float32, "tf32"
             with factors rounded to 11 significant bits, None as PyTorch's flags let cuDNN convolve
             (``torch.backends.cudnn.conv.fp32_precision``, or ``torch.backends.cudnn.allow_tf32``).
-            The CPU always computes in full precision.
+            Gradients are computed as exactly, with None as the flags are by then. The CPU always
+            computes in full precision.
 
     Returns:
         [N, Cout, D, H, W], or [Cout, D, H, W] without a batch; never a view of the input.
@@ -64,8 +68,7 @@ def conv_transpose3d(
     Raises:
         TypeError: An argument is of a wrong Python type; a bool is no int.
         ValueError: ``precision`` is no known name.
-        RuntimeError: Shapes, types, devices or parameters do not fit, or a CUDA tensor requires
-            grad in grad mode.
+        RuntimeError: Shapes, types, devices or parameters do not fit.
     """
     tensors = (input, weight, bias)
     if has_torch_function(tensors):
@@ -151,8 +154,7 @@ def conv_transpose3d_block(
         TypeError: An argument is of a wrong Python type; a bool is no int.
         ValueError: An activation, ``precision`` or ``memory`` is no known name, ``eps`` is negative
             or not finite, or the normalization's groups hold a single value in the whole batch.
-        RuntimeError: Shapes, types, devices or parameters do not fit, or a CUDA tensor requires
-            grad in grad mode.
+        RuntimeError: Shapes, types, devices or parameters do not fit.
     """
     tensors = (input, weight, bias, norm_weight, norm_bias)
     if has_torch_function(tensors):
@@ -221,6 +223,7 @@ def _forward(
             eps,
             post_activation,
             precision,
+            memory,
         )
         if planned is not None:
             return planned
@@ -234,8 +237,6 @@ def _forward(
     device = given[0].device.type
     _memory.check_no_tangent(tensors)
     obstacle = _cuda.obstacle(given[0].device) if on_cuda and not compiling else None
-    if on_cuda and obstacle is None:
-        _memory.check_no_gradient(tensors)
     if torch.is_autocast_enabled(device):
         to = torch.get_autocast_dtype(device)
         tensors = {name: _memory.autocast(tensor, to) for name, tensor in tensors.items()}
@@ -246,13 +247,16 @@ def _forward(
         else:
             tensors["norm_weight"] = torch.ones_like(tensors["norm_bias"])
     steps = (activation, norm_groups, eps, post_activation)
+    each: Any = tuple(tensors.get(name) for name in _cuda.NAMES)
     if compiling:
         # The compiler knows values as they are, so they are checked where it runs the operator.
         sizes = (stride, padding, output_padding, dilation)
         stride, padding, output_padding, dilation = (_triple(values) for values in sizes)
         conv = _cpu.Conv(stride, padding, output_padding, groups, dilation)
         channels_last = _memory.is_channels_last(tensors["input"])
-        return _dispatch(tensors, conv, steps, channels_last, precision, memory)
+        # As `_memory.output_format` has it.
+        channels_last = channels_last and not (on_cuda and norm_groups is not None)
+        return _operator(each, conv, steps, channels_last, precision, memory).run(each)[0]
     block = _native.Block(
         tensors["weight"].shape,
         stride,
@@ -272,58 +276,74 @@ def _forward(
         block.output_shape(tensors["input"].shape)  # Its rank; the rest is checked on the way.
     else:
         _memory.check_fit(block, tensors)
-    if not on_cuda or (obstacle is None and not plain):
-        input = tensors["input"]
-        batch = input if input.dim() == 5 else input.unsqueeze(0)
+    if obstacle is not None:
+        _cuda.warn(obstacle)
+        return compose(block, tensors, *steps, precision)
+    input = tensors["input"]
+    batch = input if input.dim() == 5 else input.unsqueeze(0)
+
+    def operator(each: _cuda.Tensors) -> _Operator:
+        sizes = (block.stride, block.padding, block.output_padding, block.groups, block.dilation)
         channels_last = _channels_last(block, batch, tensors)
-        if not plain:
-            conv = _cpu.Conv(
-                block.stride, block.padding, block.output_padding, block.groups, block.dilation
-            )
-            return _dispatch(tensors, conv, steps, channels_last, precision, memory)
-        output = _cpu.forward(block, tensors | {"input": batch}, channels_last, _cache_of(given[1]))
-        return output if input.dim() == 5 else output.squeeze(0)
-    if obstacle is None:
+        return _operator(each, _cpu.Conv(*sizes), steps, channels_last, precision, memory)
+
+    if on_cuda:
         integers = _native.integers(stride, padding, output_padding, groups, dilation, norm_groups)
+        kind = (integers, activation, eps, post_activation, precision, memory)
+        how = partial(_cuda.plan_forward, block, precision) if plain else operator
         try:
-            return _cuda.launch(
-                block, tensors, integers, activation, eps, post_activation, precision
-            )
+            return _cuda.run(how, tensors, *kind)
         except _native.NoEngineError as error:
-            obstacle = str(error)
-    _cuda.warn(obstacle)
-    return compose(block, tensors, activation, norm_groups, eps, post_activation, precision)
+            _cuda.warn(str(error))
+            return compose(block, tensors, *steps, precision)
+    if not plain:
+        return operator(each).run(each)[0]
+    channels_last = _channels_last(block, batch, tensors)
+    output = _cpu.forward(block, tensors | {"input": batch}, channels_last, _cache_of(given[1]))
+    return output if input.dim() == 5 else output.squeeze(0)
 
 
-def _dispatch(
-    tensors: dict[str, Tensor],
+class _Operator(NamedTuple):
+    """A block as one of the operators that PyTorch knows, so that it sees what is done.
+
+    Attributes:
+        function: The operator.
+        tensors: How many of the block's tensors it takes.
+        rest: What it takes after them.
+    """
+
+    function: Callable[..., Any]
+    tensors: int
+    rest: tuple[Any, ...]
+
+    def run(self, tensors: Sequence[Tensor | None]) -> list[Tensor]:
+        """The output, for the tensors of a block."""
+        input, *parameters = tensors[: self.tensors]
+        assert input is not None
+        batch = input if input.dim() == 5 else input.unsqueeze(0)
+        output = self.function(batch, *parameters, *self.rest)
+        if isinstance(output, tuple):
+            output = output[0]
+        return [output if input.dim() == 5 else output.squeeze(0)]
+
+
+def _operator(
+    tensors: _cuda.Tensors,
     conv: _cpu.Conv,
     arguments: tuple[Activation, int | None, float, Activation],
     channels_last: bool,
     precision: str | None,
     memory: str | None,
-) -> Tensor:
-    """Computes a block by the operators that PyTorch knows, so that it sees what is done."""
-    input, weight = tensors["input"], tensors["weight"]
-    batch = input if input.dim() == 5 else input.unsqueeze(0)
-    vectors = [tensors.get(name) for name in ("bias", "norm_weight", "norm_bias")]
+) -> _Operator:
+    """The operator that computes a block on such tensors."""
     steps = _cpu.Steps.of(*arguments)
-    records = torch.is_grad_enabled() and any(t.requires_grad for t in tensors.values())
-    operators = _operators.OPERATORS
-    output: Tensor
-    if (steps.activation, steps.norm_groups, steps.post_activation) == (None, None, None):
-        output = operators.conv_transpose3d(
-            batch, weight, vectors[0], *conv, precision, channels_last
-        )
-    elif records and memory != "save":
-        output = operators.conv_transpose3d_block_training(
-            batch, weight, *vectors, *conv, *steps, precision, channels_last
-        )[0]
-    else:
-        output = operators.conv_transpose3d_block(
-            batch, weight, *vectors, *conv, *steps, precision, channels_last
-        )
-    return output if input.dim() == 5 else output.squeeze(0)
+    if steps.are_none():
+        return _Operator(_operators.conv_transpose3d, 3, (*conv, precision, channels_last))
+    records = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    function = _operators.block
+    if records and memory != "save":
+        function = _operators.block_training
+    return _Operator(function, 5, (*conv, *steps, precision, channels_last))
 
 
 def _channels_last(block: _native.Block, input: Tensor, tensors: dict[str, Tensor]) -> bool:

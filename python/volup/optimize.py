@@ -56,9 +56,7 @@ def optimize(model: torch.nn.Module) -> Report:
     ``spectral_norm`` among them) or parametrizations, subclasses of ConvTranspose3d, lazy and
     quantized ones, and such as are on a device or of a type that volup has no engine for.
 
-    On the CPU the model trains as before. On a GPU volup computes no gradients yet, so there a
-    replaced layer raises RuntimeError where PyTorch's would record one: call the model in
-    ``torch.no_grad()``, and :func:`restore` it to train.
+    The model trains as before.
 
     Args:
         model: Any module; it is changed itself, not copied.

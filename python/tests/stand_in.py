@@ -1,0 +1,169 @@
+"""The CUDA engine's place taken by the CPU's, so that what drives it runs without a GPU."""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from volup import _cpu, _cuda, _cuda_operators, _memory, _native
+from volup._cpu import Conv, Steps
+
+
+class OnCuda(torch.Tensor):
+    """A CPU tensor that claims to be on a GPU, once its class is out of PyTorch's sight."""
+
+    is_cuda = True
+
+
+def pretend(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.as_subclass(OnCuda)
+
+
+class CpuPass:
+    """A pass on addresses of the host's memory, which checks what it is given."""
+
+    workspace_bytes = 100
+    # Of each block: itself, so that it lives, its weight's shape, its steps.
+    blocks: ClassVar[dict[int, tuple[_native.Block, torch.Size, Steps]]] = {}
+    # The passes, with their precision.
+    planned: ClassVar[list[tuple[str | tuple[bool, ...], str]]] = []
+    launched: ClassVar[list[tuple[str | tuple[bool, ...], str]]] = []
+    # Tasks that there are no kernels for.
+    missing: ClassVar[set[type]] = set()
+
+    def __init__(
+        self,
+        task: str | tuple[bool, ...],
+        block: _native.Block,
+        input_shape: torch.Size,
+        dtype: str,
+        precision: str,
+        input_last: bool,
+        output_last: bool,
+        ordinal: int | None,
+    ) -> None:
+        assert precision in ("ieee", "tf32")
+        if type(task) in CpuPass.missing:
+            raise _native.NoEngineError("no such kernel")
+        self.task, self.precision, self.block, self.dtype = task, precision, block, dtype
+        self.last = {"input": input_last, "grad_input": input_last}
+        for name in ("output", "convolution", "grad_output"):
+            self.last[name] = output_last
+        _, weight, self.steps = CpuPass.blocks[id(block)]
+        output = torch.Size(block.output_shape(input_shape))
+        groups = block.norm_groups
+        statistics = (output[0], groups) if groups else (0,)
+        self.shapes = dict.fromkeys(("output", "convolution", "grad_output"), output)
+        self.shapes |= dict.fromkeys(("input", "grad_input"), torch.Size(input_shape))
+        self.shapes |= dict.fromkeys(("weight", "grad_weight"), weight)
+        self.shapes |= dict.fromkeys(("mean", "rstd"), torch.Size(statistics))
+        CpuPass.planned.append((task, precision))
+
+    def run(self, addresses: Sequence[int], stream: int) -> None:
+        assert len(addresses) == 16
+        assert addresses[-1]
+        assert all(address % 16 == 0 for address in addresses)
+        CpuPass.launched.append((self.task, self.precision))
+        self.addresses = dict(zip(_cuda.SLOTS, addresses, strict=False))
+        if isinstance(self.task, tuple):
+            self.backward(dict(zip(_cuda.SLOTS[10:], self.task, strict=True)))
+        else:
+            self.forward()
+
+    def raw(self, name: str) -> Any:
+        """Address, shape and type of a tensor; None for one that is not there."""
+        shape = self.shapes.get(name, self.shapes["output"][1:2])
+        if not self.addresses[name] and shape.numel():
+            return None
+        wide = name in ("mean", "rstd") and self.dtype != "float64"
+        return self.addresses[name], shape, "float32" if wide else self.dtype
+
+    def volume(self, name: str) -> Any:
+        return self.raw(name), self.last[name]
+
+    def forward(self) -> None:
+        saves = self.task != "forward"
+        # Of a bare convolution nothing is saved.
+        assert not (saves and self.steps.are_none())
+        there = {name for name, address in self.addresses.items() if address}
+        assert ("output" in there) == (self.task != "saved")
+        assert ("convolution" in there) == saves
+        assert not any(name.startswith("grad") for name in there)
+        given = [self.raw(name) for name in _cuda.NAMES[1:]]
+        threads, input = torch.get_num_threads(), self.volume("input")
+        if saves:
+            kept = [self.raw(name) for name in ("convolution", "mean", "rstd", "output")]
+            last = self.last["output"]
+            _native.forward_for_training(self.block, threads, input, *given, *kept, last)
+        else:
+            self.block.forward_cpu(threads, *input, *given, *self.volume("output"), None)
+
+    def backward(self, wanted: dict[str, bool]) -> None:
+        for name, is_wanted in wanted.items():
+            assert bool(self.addresses[name]) == is_wanted, name
+        for name in ("output", "bias"):
+            assert not self.addresses[name]
+        # What a pass has no use for need not be there, and is not copied for it.
+        assert bool(self.addresses["input"]) == wanted["grad_weight"]
+        assert bool(self.addresses["weight"]) == wanted["grad_input"]
+        threads, through = torch.get_num_threads(), self.volume("grad_output")
+        if not self.steps.are_none():
+            # Held until the pass is done.
+            made = torch.empty(
+                self.shapes["output"],
+                dtype=getattr(torch, self.dtype),
+                memory_format=_cpu.format_of(self.last["output"]),
+            )
+            _native.epilogue_gradient(
+                self.block,
+                threads,
+                self.shapes["input"],
+                self.volume("convolution"),
+                *(self.raw(name) for name in ("mean", "rstd", "norm_weight", "norm_bias")),
+                through,
+                (_memory.raw("grad_convolution", made), self.last["output"]),
+                *(self.raw(name) if wanted[name] else None for name in _cuda.SLOTS[12:]),
+            )
+            through = _memory.raw("grad_convolution", made), self.last["output"]
+        if wanted["grad_weight"]:
+            factor, result = self.volume("input"), self.raw("grad_weight")
+            _native.weight_gradient(self.block, threads, factor, through, result)
+        if wanted["grad_input"]:
+            factor, result = self.raw("weight"), self.volume("grad_input")
+            _native.input_gradient(self.block, threads, through, factor, result)
+
+
+@contextmanager
+def cuda_kernels(monkeypatch: pytest.MonkeyPatch, obstacle: str | None) -> Iterator[None]:
+    """The operators' kernels for CUDA as those for the CPU, on the engine above or on none."""
+    honest = _cpu.native_block
+
+    def remembered(weight_shape: Sequence[int], conv: Conv, steps: Steps, *rest: bool) -> Any:
+        block = honest(weight_shape, conv, steps, *rest)
+        CpuPass.blocks[id(block)] = (block, torch.Size(weight_shape), steps)
+        return block
+
+    native = SimpleNamespace(**{**vars(_native), "CudaPass": CpuPass})
+    for module in (_cuda, _cuda_operators):
+        monkeypatch.setattr(module, "_native", native)
+    monkeypatch.setattr(_cpu, "native_block", remembered)
+    monkeypatch.setattr(_cuda, "_plans", {})
+    monkeypatch.setattr(_cuda, "_warned", {obstacle})
+    monkeypatch.setattr(_cuda, "_obstacles", {torch.device("cpu"): obstacle})
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
+    for record in (CpuPass.planned, CpuPass.launched, CpuPass.missing):
+        record.clear()
+    library = torch.library.Library("volup", "IMPL")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for name, kernel in _cuda_operators.KERNELS.items():
+                library.impl(name, kernel, "CPU", allow_override=True)
+        yield
+    finally:
+        library._destroy()
+        CpuPass.blocks.clear()

@@ -1,0 +1,429 @@
+"""The operators' kernels for CUDA tensors: planned once for each kind of call, then only launched.
+
+Where the engine cannot run, PyTorch's operators compute in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from volup import _compose, _cpu, _cuda, _memory, _native
+from volup._cpu import NO_STEPS, Conv, Steps
+
+Given = Sequence[Tensor | None]
+
+
+class Pass(NamedTuple):
+    """What a call asks of the engine.
+
+    Attributes:
+        task: "forward", "training", "saved", or which gradients are wanted.
+        block: The block.
+        input_shape: Batched.
+        input_last: Whether the input, or its gradient, lies in channels_last_3d.
+        output_last: Whether the output does, the convolution's output, and the output's gradient.
+        precision: As the operators take it.
+    """
+
+    task: str | tuple[bool, ...]
+    block: _native.Block
+    input_shape: Sequence[int]
+    input_last: bool
+    output_last: bool
+    precision: str | None
+
+
+class Instead:
+    """PyTorch's operators in the engine's place, for calls of one kind."""
+
+    def __init__(
+        self, function: Callable[..., Any], rest: Sequence[Any], like: Sequence[Tensor]
+    ) -> None:
+        """Takes what follows the tensors, and the results' description."""
+        self.function = function
+        self.rest = rest
+        self.like = [(meta.shape, meta.stride(), meta.dtype) for meta in like]
+
+    def run(self, tensors: Given) -> list[Tensor]:
+        """The results, in the strides that the engine's have."""
+        device = tensors[0].device  # type: ignore[union-attr]
+        results = self.function(*tensors, *self.rest)
+        described = []
+        for result, (shape, strides, dtype) in zip(results, self.like, strict=True):
+            if result is None or result.stride() != strides:
+                like = torch.empty_strided(shape, strides, dtype=dtype, device=device)
+                result = like if result is None else like.copy_(result)
+            described.append(result)
+        return described
+
+
+class Kernel:
+    """An operator's kernel.
+
+    Attributes:
+        name: The operator's.
+        reads: Its tensors, by their names in a pass.
+        count: How many there are.
+        writes: Its results, likewise.
+        of: Says what its arguments ask of the engine.
+        instead: Computes the results by PyTorch's operators; None for one that is not wanted.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        reads: tuple[str, ...],
+        writes: tuple[str, ...],
+        of: Callable[[Given, Sequence[Any]], Pass],
+        instead: Callable[..., Sequence[Tensor | None]],
+    ) -> None:
+        """Takes the attributes."""
+        self.name = name
+        self.reads = reads
+        self.count = len(reads)
+        self.writes = writes
+        self.of = of
+        self.instead = instead
+
+    def __call__(self, *arguments: Any) -> Any:
+        """The operator on plain tensors, as PyTorch's dispatcher calls it."""
+        tensors, rest = arguments[: self.count], arguments[self.count :]
+        key = self._key(tensors, rest)
+        if key is not None:
+            return self._run(tensors, rest, key)
+        # Of a class that turns the dispatcher off. What is so seldom is not kept.
+        plain = [None if t is None else t.resolve_neg() for t in tensors]
+        return _results(self.plan(plain, rest).run(plain))
+
+    def directly(self, *arguments: Any) -> Any:
+        """The operator where the dispatcher would do no more than to call it, else None."""
+        if not arguments[0].is_cuda or _cuda.is_watched():
+            return None
+        tensors, rest = arguments[: self.count], arguments[self.count :]
+        key = self._key(tensors, rest)
+        return None if key is None else self._run(tensors, rest, key)
+
+    def _key(self, tensors: Given, rest: Sequence[Any]) -> Hashable:
+        """All that a plan depends on; None for tensors that only the dispatcher knows to handle."""
+        parts: list[Hashable] = [self.name]
+        for tensor in tensors:
+            if tensor is None:
+                parts.append(None)
+                continue
+            if tensor.is_neg() or type(tensor).__torch_dispatch__ is not _cuda.NO_DISPATCH:
+                return None
+            parts += (tensor.device, tensor.dtype, tensor.shape, tensor.stride())
+        parts += [tuple(part) if type(part) is list else part for part in rest]
+        if tensors[0].dtype is torch.float32:  # type: ignore[union-attr]
+            parts.append(_compose.flagged_precision())
+        return tuple(parts)
+
+    def _run(self, tensors: Given, rest: Sequence[Any], key: Hashable) -> Any:
+        plan = _cuda.planned(key)
+        if plan is None:
+            plan = self.plan(tensors, rest)
+            _cuda.remember(key, plan)
+        return _results(plan.run(tensors))
+
+    def plan(self, tensors: Given, rest: Sequence[Any]) -> _cuda.Runs:
+        """Checks a call and says how those like it are computed.
+
+        Raises:
+            RuntimeError: Its tensors do not fit, or the engine failed.
+        """
+        device = tensors[0].device  # type: ignore[union-attr]
+        for name, tensor in zip(self.reads, tensors, strict=True):
+            if tensor is not None:
+                _memory.check(name, tensor, device)
+        asked = self.of(tensors, rest)
+        _check(asked, dict(zip(self.reads, tensors, strict=True)))
+        # What the results are like is written down once, for the compiler.
+        fakes = getattr(torch.ops.volup, self.name)(*(_without_memory(t) for t in tensors), *rest)
+        like = fakes if isinstance(fakes, (tuple, list)) else [fakes]
+        if asked.task in ("training", "saved") and Steps(*rest[5:11]).are_none():
+            return Instead(partial(_bare, asked.task), rest, like)
+        launch = None
+        if asked.input_shape[0] > 0 and any(asked.task):
+            obstacle = _cuda.obstacle(device)
+            try:
+                launch = None if obstacle else _launch(asked, tensors[0])
+            except _native.NoEngineError as error:
+                obstacle = str(error)
+            if obstacle is not None:
+                _cuda.warn(obstacle)
+                return Instead(self.instead, rest, like)
+        unread, unwritten = _parts_without(asked.task)
+        reads = [
+            (name, None if name in unread else tensor, _lies_last(asked, name))
+            for name, tensor in zip(self.reads, tensors, strict=True)
+        ]
+        writes = [
+            (None if name in unwritten else name, meta)
+            for name, meta in zip(self.writes, like, strict=True)
+        ]
+        return _cuda.Plan(launch, reads, writes, device)
+
+
+def _results(results: Sequence[Tensor]) -> Any:
+    """As an operator returns them."""
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+_GRADIENTS = _cuda.SLOTS[10:]
+
+
+def _parts_without(task: str | tuple[bool, ...]) -> tuple[set[str], set[str]]:
+    """Tensors that a pass does not read, and results that it does not write."""
+    if isinstance(task, str):
+        return set(), set()
+    # The gradient of one of the convolution's factors is made of the other.
+    unread = {name for name, reads in zip(("weight", "input"), task, strict=False) if not reads}
+    unwritten = {name for name, wanted in zip(_GRADIENTS, task, strict=True) if not wanted}
+    return unread | {"bias"}, unwritten
+
+
+def _lies_last(asked: Pass, name: str) -> bool:
+    if name == "input":
+        return asked.input_last
+    return asked.output_last and name in ("convolution", "grad_output")
+
+
+def _launch(asked: Pass, first: Any) -> _native.CudaPass:
+    return _native.CudaPass(
+        asked.task,
+        asked.block,
+        torch.Size(asked.input_shape),
+        _memory.DTYPES[first.dtype],
+        asked.precision or _compose.flagged_precision(),
+        asked.input_last,
+        asked.output_last,
+        first.device.index,
+    )
+
+
+def _without_memory(tensor: Tensor | None) -> Tensor | None:
+    if tensor is None:
+        return None
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+def _check(asked: Pass, named: dict[str, Tensor | None]) -> None:
+    """Refuses tensors whose shapes or types do not fit.
+
+    Raises:
+        RuntimeError: One of them is.
+    """
+    tensors = {name: tensor for name, tensor in named.items() if tensor is not None}
+    if "input" in tensors and "weight" in tensors:
+        _memory.check_fit(asked.block, tensors)
+    dtype = next(iter(tensors.values())).dtype
+    shape = torch.Size(asked.block.output_shape(torch.Size(asked.input_shape)))
+    for name, tensor in tensors.items():
+        if name in ("grad_output", "convolution"):
+            _memory.expect(name, tensor, shape, dtype)
+        elif name not in ("mean", "rstd"):
+            _memory.expect(name, tensor, tensor.shape, dtype)
+        elif asked.block.norm_groups is not None:
+            groups = torch.Size((shape[0], asked.block.norm_groups))
+            _memory.expect(name, tensor, groups, _cpu.accumulator(dtype))
+
+
+# --- What the operators' arguments ask for --------------------------------------------------------
+
+
+def _of_conv(tensors: Given, rest: Sequence[Any]) -> Pass:
+    *conv, precision, channels_last = rest
+    rest = (*conv, *NO_STEPS, precision, channels_last)
+    return _of_block("forward", (*tensors, None, None), rest)
+
+
+def _of_block(task: str, tensors: Given, rest: Sequence[Any]) -> Pass:
+    input: Any = tensors[0]
+    last = _memory.is_channels_last(input)
+    return Pass(task, _block(tensors[1:], rest), input.shape, last, rest[12], rest[11])
+
+
+def _block(parameters: Given, rest: Sequence[Any]) -> _native.Block:
+    weight: Any
+    weight, bias, norm_weight, _ = parameters
+    conv, steps = Conv(*rest[:5]), Steps(*rest[5:11])
+    return _cpu.native_block(weight.shape, conv, steps, bias is not None, norm_weight is not None)
+
+
+def _of_input_grad(tensors: Given, rest: Sequence[Any]) -> Pass:
+    grad_output: Any
+    weight: Any
+    grad_output, weight = tensors
+    conv, precision, input_last = Conv(*rest[:5]), rest[5], rest[6]
+    block = _cpu.native_block(weight.shape, conv, NO_STEPS, False, False)
+    shape = _cpu.input_size(grad_output, weight, conv)
+    wanted = (True, False, False, False, False)
+    return Pass(wanted, block, shape, input_last, _memory.is_channels_last(grad_output), precision)
+
+
+def _of_weight_grad(tensors: Given, rest: Sequence[Any]) -> Pass:
+    input: Any
+    grad_output: Any
+    input, grad_output = tensors
+    kernel_size, conv, precision = rest[0], Conv(*rest[1:6]), rest[6]
+    shape = (input.shape[1], grad_output.shape[1] // conv.groups, *kernel_size)
+    block = _cpu.native_block(shape, conv, NO_STEPS, False, False)
+    wanted = (False, True, False, False, False)
+    last = (_memory.is_channels_last(input), _memory.is_channels_last(grad_output))
+    return Pass(wanted, block, input.shape, *last, precision)
+
+
+def _of_block_grad(tensors: Given, rest: Sequence[Any]) -> Pass:
+    input: Any = tensors[1]
+    convolution: Any = tensors[6]
+    block = _block(tensors[2:6], rest)
+    last = (_memory.is_channels_last(input), _memory.is_channels_last(convolution))
+    return Pass(tuple(rest[12]), block, input.shape, *last, rest[11])
+
+
+# --- PyTorch's operators in the engine's place ----------------------------------------------------
+
+
+def _conv(input: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> list[Tensor]:
+    return [_compose.convolve(input, weight, bias, rest[:5], rest[5])]
+
+
+def _input_grad(grad_output: Tensor, weight: Tensor, *rest: Any) -> list[Tensor | None]:
+    shape = _cpu.input_size(grad_output, weight, Conv(*rest[:5]))
+    wanted = (True, False, False)
+    gradients = _compose.convolution_gradients(
+        grad_output, shape, weight, rest[:5], rest[5], wanted
+    )
+    return [gradients[0]]
+
+
+def _weight_grad(
+    input: Tensor, grad_output: Tensor, kernel_size: Sequence[int], *rest: Any
+) -> list[Tensor | None]:
+    shape = (input.shape[1], grad_output.shape[1] // rest[3], *kernel_size)
+    wanted = (False, True, False)
+    gradients = _compose.convolution_gradients(grad_output, input, shape, rest[:5], rest[5], wanted)
+    return [gradients[1]]
+
+
+def _block_forward(*arguments: Any) -> list[Tensor]:
+    return _followed(*arguments)[:1]
+
+
+def _followed(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    norm_weight: Tensor | None,
+    norm_bias: Tensor | None,
+    *rest: Any,
+) -> list[Tensor]:
+    """The output and the convolution's."""
+    y = _compose.convolve(input, weight, bias, rest[:5], rest[11])
+    output = _compose.follow(y, norm_weight, norm_bias, *Steps(*rest[5:11]).arguments())
+    # An operator's results are tensors apart.
+    return [output.clone() if output is y else output, y]
+
+
+def _block_training(*arguments: Any) -> list[Tensor]:
+    steps = Steps(*arguments[10:16])
+    output, y = _followed(*arguments)
+    if steps.norm_groups is None:
+        mean, rstd = (y.new_empty(0, dtype=_cpu.accumulator(y.dtype)) for _ in range(2))
+    else:
+        activation = steps.arguments()[0]
+        mean, rstd = _compose.statistics(y, activation, steps.norm_groups, steps.eps)
+    return [output, y, mean, rstd]
+
+
+def _block_saved(*arguments: Any) -> list[Tensor]:
+    return _block_training(*arguments)[1:]
+
+
+def _bare(task: str, *arguments: Any) -> list[Tensor]:
+    """What a block of a convolution alone saves; the engine saves nothing of it."""
+    conv, (precision, channels_last) = arguments[5:10], arguments[16:]
+    operator = torch.ops.volup.conv_transpose3d
+    y = operator(*arguments[:3], *conv, precision, channels_last)
+    kept = [y, *(y.new_empty(0, dtype=_cpu.accumulator(y.dtype)) for _ in range(2))]
+    return kept if task == "saved" else [y.clone(), *kept]
+
+
+def _block_grad(
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    norm_weight: Tensor | None,
+    norm_bias: Tensor | None,
+    convolution: Tensor,
+    mean: Tensor,
+    rstd: Tensor,
+    *rest: Any,
+) -> list[Tensor | None]:
+    steps, precision, wanted = Steps(*rest[5:11]), rest[11], rest[12]
+    through, *of_norm = _compose.follow_gradients(
+        grad_output, convolution, norm_weight, norm_bias, *steps.arguments()
+    )
+    of_conv = _compose.convolution_gradients(
+        through, input, weight, rest[:5], precision, wanted[:3]
+    )
+    gradients = (*of_conv, *of_norm)
+    return [g if wants else None for g, wants in zip(gradients, wanted, strict=True)]
+
+
+_BLOCK = _cuda.NAMES
+_SAVED = ("convolution", "mean", "rstd")
+KERNELS: dict[str, Kernel] = {
+    kernel.name: kernel
+    for kernel in (
+        Kernel("conv_transpose3d", _BLOCK[:3], ("output",), _of_conv, _conv),
+        Kernel(
+            "conv_transpose3d_input_grad",
+            ("grad_output", "weight"),
+            ("grad_input",),
+            _of_input_grad,
+            _input_grad,
+        ),
+        Kernel(
+            "conv_transpose3d_weight_grad",
+            ("input", "grad_output"),
+            ("grad_weight",),
+            _of_weight_grad,
+            _weight_grad,
+        ),
+        Kernel(
+            "conv_transpose3d_block",
+            _BLOCK,
+            ("output",),
+            partial(_of_block, "forward"),
+            _block_forward,
+        ),
+        Kernel(
+            "conv_transpose3d_block_training",
+            _BLOCK,
+            ("output", *_SAVED),
+            partial(_of_block, "training"),
+            _block_training,
+        ),
+        Kernel(
+            "conv_transpose3d_block_saved",
+            _BLOCK,
+            _SAVED,
+            partial(_of_block, "saved"),
+            _block_saved,
+        ),
+        Kernel(
+            "conv_transpose3d_block_grad",
+            ("grad_output", *_BLOCK, *_SAVED),
+            _GRADIENTS,
+            _of_block_grad,
+            _block_grad,
+        ),
+    )
+}
