@@ -57,6 +57,8 @@ SANITIZED_PRECISIONS = (
 )
 # Each computes what it can of these cases; the plan would choose one of them.
 FAMILIES = ("direct", "linear_gemm", "interleave", "halo_gemm", "box_gemm", "shuffle_gemm")
+# What is checked beside them: the passes of training, by the plan's choice.
+GRADIENTS = "gradients"
 TOOLS = ("memcheck", "racecheck", "initcheck")
 SANITIZER_ERROR = 86
 # Lines of a failed command that are shown.
@@ -194,9 +196,10 @@ def sanitizer(stage: Stage, _args: argparse.Namespace) -> None:
         stage.skip("compute-sanitizer is not there")
         return
     for tool in TOOLS:
-        for family, options in itertools.product(FAMILIES, SANITIZED_PRECISIONS):
+        for family, options in itertools.product((*FAMILIES, GRADIENTS), SANITIZED_PRECISIONS):
             volup = str(BUNDLE / "bin" / "volup")
-            check = [volup, "check", "--device", "cuda", *options, "--algorithm", family]
+            check = [volup, "check", "--device", "cuda", *options]
+            check += ["--gradients"] if family == GRADIENTS else ["--algorithm", family]
             cases = [part for name in sanitized(tool, family) for part in ("--case", name)]
             command = [program, "--tool", tool, "--error-exitcode", str(SANITIZER_ERROR)]
             label = f"{tool} {family} {options[1]}"

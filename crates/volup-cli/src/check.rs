@@ -5,8 +5,8 @@ use crate::failure;
 use anyhow::Result;
 use std::io::Write;
 use std::process::ExitCode;
-use volup::testing::{Case, Fill, cases, check, published};
-use volup::{DType, Element, Engine, MemoryFormat, Tensor, reference, with_element};
+use volup::testing::{Case, Fill, cases, check, check_gradients, published};
+use volup::{DType, Element, Engine, MemoryFormat, Tensor, Training, reference, with_element};
 
 /// A bare convolution of more than this is checked at chosen voxels.
 const MOST_FLOPS: f64 = 2e9;
@@ -25,6 +25,7 @@ Examples:
   volup check
   volup check --case kb1-61 --dtype bf16
   volup check --device cuda --precision tf32 --dtype f32
+  volup check --case k3 --gradients
   volup check --spec \"n 2, 9x7x5, 8>6, k 3, s 2, p 1, op 1, g 2, bias, silu, gn 3\"", MOST_FLOPS / 1e9, arguments::SPEC_HELP))]
 pub struct Args {
     /// A case of the table or a published shape, any number of times [default: the whole table].
@@ -36,6 +37,9 @@ pub struct Args {
     /// The type to compute in, any number of times [default: all].
     #[arg(long, value_parser = arguments::dtype())]
     dtype: Vec<DType>,
+    /// Check the passes of training too: what they save, and all gradients.
+    #[arg(long)]
+    gradients: bool,
     #[command(flatten)]
     place: arguments::Where,
     /// The most memory that a case's input, output and weight may take.
@@ -70,7 +74,7 @@ pub fn run(args: &Args) -> Result<ExitCode> {
     }
 }
 
-fn run_on<E: Engine>(engine: &E, args: &Args) -> Result<ExitCode> {
+fn run_on<E: Training>(engine: &E, args: &Args) -> Result<ExitCode> {
     let mut chosen = if args.case.is_empty() && args.spec.is_empty() { cases() } else { Vec::new() };
     chosen.extend(all_cases().into_iter().filter(|case| args.case.iter().any(|name| name == case.name)));
     chosen.extend(args.spec.iter().cloned());
@@ -84,9 +88,9 @@ fn run_on<E: Engine>(engine: &E, args: &Args) -> Result<ExitCode> {
     let (mut count, mut failed) = (0, 0);
     for case in &chosen {
         for &dtype in dtypes {
-            for fill in Fill::ALL {
+            for of in Fill::ALL {
                 count += 1;
-                let verdict = worst(engine, case, dtype, fill);
+                let verdict = worst(engine, case, dtype, of);
                 let (verdict, detail) = match verdict {
                     Ok(Worst { outside: 0, at, .. }) if at.is_empty() => ("ok  ", "exact".to_string()),
                     Ok(Worst { ratio, error, bound, at, outside }) => {
@@ -100,9 +104,18 @@ fn run_on<E: Engine>(engine: &E, args: &Args) -> Result<ExitCode> {
                     Err(error) => ("FAIL", failure::one_line(&error)),
                 };
                 failed += usize::from(verdict == "FAIL");
-                let fill = format!("{fill:?}").to_lowercase();
+                let fill = format!("{of:?}").to_lowercase();
                 // The type's Display knows no width.
                 writeln!(out, "{verdict} {:<8} {fill:<7}  {detail}  ({case})", dtype.to_string())?;
+                if args.gradients {
+                    count += 1;
+                    let (verdict, detail) = match check_gradients(engine, case, dtype, of, 1) {
+                        Ok(()) => ("ok  ", "gradients".to_string()),
+                        Err(failure) => ("FAIL", failure),
+                    };
+                    failed += usize::from(verdict == "FAIL");
+                    writeln!(out, "{verdict} {:<8} {fill:<7}  {detail}  ({case})", dtype.to_string())?;
+                }
             }
         }
     }

@@ -345,7 +345,11 @@ impl<'a> Backward<'a> {
         steps: &mut Vec<Step>,
     ) -> Result<()> {
         let (context, rows) = (self.context, &self.rows);
-        let input = workspace.take(rows.count * rows.x_pitch * context.request.dtype.size());
+        let bytes = rows.count * rows.x_pitch * context.request.dtype.size();
+        let input = workspace.take(bytes);
+        if rows.x_pitch != rows.groups * rows.group_in {
+            steps.push(Step::Clear { at: input, words: bytes / 4 });
+        }
         steps.push(self.input_rows(control, input)?);
         let voxels: usize = context.request.geometry.batch()
             * rows.axes.iter().map(|axis| axis.axis.input).product::<usize>();

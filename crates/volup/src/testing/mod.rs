@@ -29,4 +29,4 @@ pub use conformance::{check, conformance, random_runs};
 pub use fill::{Fill, tensor};
 pub use published::published;
 pub use random::random_case;
-pub use training::{random_training_runs, training_conformance};
+pub use training::{check_gradients, random_training_runs, training_conformance};

@@ -35,6 +35,20 @@ pub fn random_training_runs<E: Training>(engine: &E, count: u64) {
     report(engine, runs());
 }
 
+/// Checks the passes of training of a case: the output, what is saved and all gradients, each computed twice.
+///
+/// # Errors
+/// What is wrong and where it is, or why it could not be computed.
+pub fn check_gradients<E: Training>(
+    engine: &E,
+    case: &Case,
+    dtype: DType,
+    fill: Fill,
+    seed: u64,
+) -> std::result::Result<(), String> {
+    TrainingRun::new(case, dtype, fill, seed).passes(engine)
+}
+
 fn suite<E: Training>(engine: &E, cases: &[Case]) -> Outcome {
     errors(engine)?;
     long_sums(engine)?;
