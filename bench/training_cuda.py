@@ -45,7 +45,7 @@ MODES = {"compiled": "default", "max_autotune": "max-autotune-no-cudagraphs"}
 OURS = ("volup", "save")
 THEIRS = ("eager", *MODES)
 # Unit roundoff of what float32 is rounded to before it is multiplied.
-ROUNDOFF = {"ieee": 0.0, "tf32": 2.0**-11, "bf16": 0.0}
+ROUNDOFF = {"ieee": 2.0**-21, "tf32": 2.0**-11, "bf16": 0.0}
 NAMES = ("weight", "bias", "norm_weight", "norm_bias")
 
 

@@ -29,6 +29,9 @@ from volup import _compose, _cuda
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
 
+# Unit roundoff of the two tf32 numbers that a float32 gradient is multiplied as.
+IEEE = 2.0**-21
+
 BLOCK = {"activation": "relu", "norm_groups": 8, "post_activation": "silu"}
 block = partial(volup.conv_transpose3d_block, **BLOCK)
 ieee = partial(block, precision="ieee")
@@ -67,7 +70,7 @@ def test_gradients_are_those_of_float64(name: str, kind: str) -> None:
     dtype, precision = KINDS[kind]
     spec = CASES[name]["block"]
     given, parameters = on_gpu(CASES[name], dtype)
-    r = TF32 if precision == "tf32" else 0.0
+    r = {"tf32": TF32, "ieee": IEEE}[precision] if dtype == torch.float32 else 0.0
     exact = None
     for memory_format in FORMATS.values():
         batch = given if given.dim() == 5 else given[None]
@@ -297,9 +300,12 @@ def test_saving_memory_saves_it() -> None:
         assert output.grad_fn is not None
         return beside
 
+    # PyTorch's allocator does not give back what is left of a block, if that is less than a megabyte.
+    left = 2**20 + 2**16
     output_bytes = block(x, w, b, 2).nbytes
-    assert held("save") < 2**16
-    assert held(None) < output_bytes + 2**16
+    assert output_bytes > 4 * left
+    assert held("save") < left
+    assert held(None) < output_bytes + left
 
 
 def test_gradients_are_in_the_precision_that_was_asked_for(flags: None) -> None:  # noqa: F811

@@ -16,20 +16,29 @@ const FLAGS: [&str; 4] = ["-cubin", "-std=c++17", "-gencode", "arch=compute_90a,
 /// How the numbers of the warnings begin that say why matrix instructions do not overlap.
 const SERIALISED: &str = "C75";
 
-/// Everything that a cubin is made from, as bytes; of the files that may be included, all.
+/// Everything that a cubin is made from, as bytes: the compiler, what it is told, and the files.
 pub fn recipe(variant: &Variant) -> Result<Vec<u8>> {
     let threads = variant.threads.unwrap_or(1);
     let mut known = format!("{}\n{threads} threads\n{}\n", version()?, flags(variant).join("\n"));
-    let folder = std::fs::read_dir(FOLDER).with_context(|| format!("cannot read {FOLDER}"))?;
-    let mut files = folder.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
-    files.retain(|file| file.extension().is_some_and(|ending| ending == "cuh"));
-    files.sort();
-    files.push(source(variant));
-    for file in files {
-        known +=
-            &std::fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
+    let mut files = vec![source(variant)];
+    let mut read = 0;
+    while read < files.len() {
+        let text = std::fs::read_to_string(&files[read])
+            .with_context(|| format!("cannot read {}", files[read].display()))?;
+        for file in included(&text).map(|name| Path::new(FOLDER).join(name)) {
+            if !files.contains(&file) {
+                files.push(file);
+            }
+        }
+        known += &text;
+        read += 1;
     }
     Ok(known.into_bytes())
+}
+
+/// The names of files that a file includes, of this folder.
+fn included(text: &str) -> impl Iterator<Item = &str> {
+    text.lines().filter_map(|line| line.strip_prefix("#include \"")?.strip_suffix('"'))
 }
 
 /// Compiles a variant; refuses one whose matrix instructions the compiler has to serialise.
@@ -93,6 +102,12 @@ mod tests {
         let expected = ["-DTYPE_BF16", "-DKIND=0", "-DBN=64"];
         assert_eq!(flags(&variant)[FLAGS.len()..], expected);
         assert!(source(&variant).ends_with("src/cuda/halo_gemm.cu"));
+    }
+
+    #[test]
+    fn a_file_is_known_by_what_it_includes() {
+        let text = "#include \"mma.cuh\"\nint x;\n  // #include \"no.cuh\"\n#include <no>\n#include \"operand.cuh\"\n";
+        assert_eq!(included(text).collect::<Vec<_>>(), ["mma.cuh", "operand.cuh"]);
     }
 
     #[test]

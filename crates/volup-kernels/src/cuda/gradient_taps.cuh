@@ -15,5 +15,6 @@ struct TapAxis {
 #define TAP_AXIS_OF(a) {a##_input, a##_output, a##_stride, a##_padding, a##_dilation, a##_kernel, a##_rows, a##_classes, a##_step, a##_apart}
 
 /// Whether another kernel's result stands: `control` is null for one that nobody computed, else it holds the largest
-/// magnitudes of both operands as bits of float32, neither of which may be an infinity or NaN.
-__device__ __forceinline__ bool stands(const unsigned *control) { return control && max(control[0], control[1]) < 0x7f800000u; }
+/// magnitudes of both operands as bits of float32, neither of which may be an infinity or NaN, or become one when it is
+/// rounded to tf32.
+__device__ __forceinline__ bool stands(const unsigned *control) { return control && max(control[0], control[1]) < 0x7f7ff000u; }
