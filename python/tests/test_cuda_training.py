@@ -300,12 +300,12 @@ def test_saving_memory_saves_it() -> None:
         assert output.grad_fn is not None
         return beside
 
-    # PyTorch's allocator does not give back what is left of a block, if that is less than a megabyte.
+    # What is left of a block of memory counts as taken, if it is less than a megabyte.
     left = 2**20 + 2**16
     output_bytes = block(x, w, b, 2).nbytes
     assert output_bytes > 4 * left
     assert held("save") < left
-    assert held(None) < output_bytes + left
+    assert held(None) < output_bytes + 2 * left
 
 
 def test_gradients_are_in_the_precision_that_was_asked_for(flags: None) -> None:  # noqa: F811

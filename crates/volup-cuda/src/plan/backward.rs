@@ -13,9 +13,13 @@ use volup::{Axis, BlockSpec, ConvSpec, DType, Error, MemoryFormat, Precision, Re
 
 /// Blocks a multiprocessor of the kernels that compute by the definition; fewer for launches that seldom have work to do.
 const BLOCKS: usize = 16;
+/// Channels of a tile of the weight's gradient by its definition.
+const TILE: usize = 16;
 const IDLE_BLOCKS: usize = 2;
 /// Elements of a block of `gradient_rows`.
 const ELEMENTS: usize = 4096;
+/// Bytes of an output that is taken in parts.
+const LARGE: usize = 1 << 26;
 /// Bytes a second that rows are written, and read, at.
 const ROWS: f64 = 2.5e12;
 
@@ -70,8 +74,11 @@ impl TapAxis {
     }
 }
 
-/// How both operands lie in rows.
+/// How both operands of a part of the batch lie in rows.
 pub(super) struct Rows {
+    /// Samples of a part, of which there are so many.
+    batch: usize,
+    parts: usize,
     pub(super) axes: [TapAxis; 3],
     pub(super) groups: usize,
     pub(super) group_in: usize,
@@ -95,11 +102,13 @@ impl Rows {
         let slots =
             if (groups * slots).is_multiple_of(vector) { slots } else { slots.next_multiple_of(vector) };
         let x_pitch = conv.in_channels().next_multiple_of(vector);
-        let count = axes.iter().map(|axis| axis.rows).try_fold(geometry.batch(), usize::checked_mul);
+        let parts = parts_of(context);
+        let batch = geometry.batch() / parts;
+        let count = axes.iter().map(|axis| axis.rows).try_fold(batch, usize::checked_mul);
         // Voxels are counted in 32 bits.
         let count =
             count.filter(|&count| count < 1 << 30).ok_or(Error::Overflow { what: "voxels on the GPU" })?;
-        Ok(Rows { axes, groups, group_in, group_out, slots, x_pitch, count })
+        Ok(Rows { batch, parts, axes, groups, group_in, group_out, slots, x_pitch, count })
     }
 
     /// Elements of a row of the gradient.
@@ -114,6 +123,17 @@ impl Rows {
     fn push_axes(&self, arguments: &mut Vec<Argument>) -> Result<()> {
         self.axes.iter().try_for_each(|axis| axis.push(arguments))
     }
+}
+
+/// Parts that the batch is taken in: two halves of a large one, so that rows and what is made of them take half the
+/// memory. Halves start at whole vectors.
+fn parts_of(context: Context<'_>) -> usize {
+    let (geometry, element) = (&context.request.geometry, context.request.dtype.size());
+    let sample = |[_, sizes @ ..]: [usize; 5]| sizes.iter().product::<usize>() * element;
+    let samples = [geometry.input_shape(), geometry.output_shape()].map(sample);
+    let whole = samples.iter().all(|sample| (geometry.batch() / 2 * sample).is_multiple_of(16));
+    let large = geometry.batch() * samples[1] > LARGE;
+    if large && whole && geometry.batch().is_multiple_of(2) { 2 } else { 1 }
 }
 
 /// The largest magnitudes among the control words: of the input, of the gradient and of the weight.
@@ -132,6 +152,9 @@ pub(super) struct Backward<'a> {
 impl fmt::Display for Backward<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("backward")?;
+        if self.rows.parts > 1 {
+            write!(f, " in {} parts", self.rows.parts)?;
+        }
         match &self.input {
             Some(plan) => write!(f, "; input by {}", plan.summary)?,
             None if self.wanted.input => f.write_str("; input by the definition")?,
@@ -170,7 +193,8 @@ impl<'a> Backward<'a> {
             * self.context.request.dtype.size()) as f64;
         let passes = if self.context.request.block.norm().is_some() { 5.0 } else { 3.0 };
         let input = self.input.as_ref().map_or(0.0, Plan::seconds);
-        passes * output / ROWS + input + self.weight.as_ref().map_or(0.0, |weight| weight.seconds)
+        let weight = self.weight.as_ref().map_or(0.0, |weight| weight.seconds);
+        passes * output / ROWS + self.rows.parts as f64 * (input + weight)
     }
 
     /// What is launched.
@@ -189,40 +213,83 @@ impl<'a> Backward<'a> {
         }
         let control = workspace.take(CONTROL_WORDS * 4);
         steps.push(Step::Clear { at: control, words: CONTROL_WORDS });
-        let gradient = workspace.take(rows.count * rows.pitch() * request.dtype.size());
-        if rows.slots * rows.groups
-            != rows.group_out * rows.groups * rows.axes.iter().map(|axis| axis.classes).product::<usize>()
-        {
-            steps.push(Step::Clear {
-                at: gradient,
-                words: (rows.count * rows.pitch() * request.dtype.size()).div_ceil(4),
-            });
+        let bytes = rows.count * rows.pitch() * request.dtype.size();
+        let gradient = workspace.take(bytes);
+        let classes: usize = rows.axes.iter().map(|axis| axis.classes).product();
+        if rows.slots != rows.group_out * classes {
+            steps.push(Step::Clear { at: gradient, words: bytes.div_ceil(4) });
         }
-        steps.push(self.gradient_rows(control, gradient, terms)?);
+        let weight = if self.input.is_some() { self.input_weight(control, workspace, steps)? } else { 0 };
+        let partial = workspace.take(if wanted.weight { rows.parts * self.partial_bytes() } else { 0 });
         let free = workspace.bytes;
-        let mut most = free;
-        if wanted.input {
-            let mut own = Workspace { bytes: free };
-            self.input_steps(control, gradient, &mut own, steps)?;
-            most = most.max(own.bytes);
+        for part in 0..rows.parts {
+            steps.push(self.gradient_rows(control, gradient, terms, part)?);
+            if wanted.input {
+                let mut own = Workspace { bytes: free };
+                self.input_steps(control, [gradient, weight], part, &mut own, steps)?;
+                workspace.bytes = workspace.bytes.max(own.bytes);
+            }
+            if wanted.weight {
+                // The gradient of the input is done: its memory serves again.
+                let mut own = Workspace { bytes: free };
+                let to = partial + (part * self.partial_bytes()) as u64;
+                self.weight_steps(control, [gradient, to], part, &mut own, steps)?;
+                workspace.bytes = workspace.bytes.max(own.bytes);
+            }
         }
         if wanted.weight {
-            // The gradient of the input is done: its memory serves again.
-            let mut own = Workspace { bytes: free };
-            self.weight_steps(control, gradient, &mut own, steps)?;
-            most = most.max(own.bytes);
+            let pointers = [(Buffer::Workspace, partial), (Buffer::GradWeight, 0)];
+            let mut arguments = pointers.map(|(buffer, at)| Argument::Pointer(buffer, at)).to_vec();
+            let splits = rows.parts * self.splits();
+            push(&mut arguments, [splits, rows.taps(), rows.groups * rows.group_in, rows.group_out])?;
+            let blocks = grid(self.elements().div_ceil(256))?;
+            steps.push(Step::launch(kernel(context, "weight_gradient_sum")?, blocks, arguments));
         }
-        workspace.bytes = most;
         Ok(())
     }
 
+    /// Where a part of a tensor begins that has so many bytes a sample.
+    fn at(&self, buffer: Buffer, part: usize, sample: usize) -> Argument {
+        Argument::Pointer(buffer, (part * self.rows.batch * sample) as u64)
+    }
+
+    /// Bytes of a sample of a tensor.
+    fn sample(&self, [_, sizes @ ..]: [usize; 5]) -> usize {
+        sizes.iter().product::<usize>() * self.context.request.dtype.size()
+    }
+
+    /// Elements of the weight.
+    fn elements(&self) -> usize {
+        self.rows.taps() * self.rows.groups * self.rows.group_in * self.rows.group_out
+    }
+
+    /// Pairs of tiles of channels and taps of the weight's gradient by its definition.
+    fn pairs(&self) -> usize {
+        let tiles = |channels: usize| channels.div_ceil(TILE);
+        self.rows.groups * tiles(self.rows.group_in) * tiles(self.rows.group_out) * self.rows.taps()
+    }
+
+    /// Shares of the rows that the gradient of the weight is computed in.
+    fn splits(&self) -> usize {
+        let voxels = self.rows.axes.iter().map(|axis| axis.axis.input).product::<usize>() * self.rows.batch;
+        let slots = BLOCKS * self.context.device.multiprocessors;
+        let by_definition = || slots.div_ceil(self.pairs()).min(voxels.div_ceil(1024)).max(1);
+        self.weight.as_ref().map_or_else(by_definition, |weight| weight.splits)
+    }
+
+    /// Bytes of the shares' sums of a part.
+    fn partial_bytes(&self) -> usize {
+        self.splits() * self.elements() * sum_bytes(self.context)
+    }
+
     /// The launch that writes the gradient of the convolution's output.
-    fn gradient_rows(&self, control: u64, out: u64, terms: Argument) -> Result<Step> {
+    fn gradient_rows(&self, control: u64, out: u64, terms: Argument, part: usize) -> Result<Step> {
         let Rows { axes, groups, group_out, slots, .. } = &self.rows;
         let request = self.context.request;
         let block = &request.block;
         let bare = *block == BlockSpec::from(*block.conv());
-        let y = if bare { NULL } else { Argument::Pointer(Buffer::Convolution, 0) };
+        let sample = self.sample(request.geometry.output_shape());
+        let y = if bare { NULL } else { self.at(Buffer::Convolution, part, sample) };
         let axes = axes.map(|axis| {
             [
                 axis.axis.output,
@@ -235,9 +302,19 @@ impl<'a> Backward<'a> {
         });
         let strides = strides(request.geometry.output_shape(), request.output_format);
         let channels = block.conv().out_channels();
+        // Of each sample and group a mean and one over a deviation, and two terms.
+        let statistic = block.norm().map_or(0, |norm| norm.groups()) * sum_bytes(self.context);
         let [mean, rstd, gamma, beta] = norm_arguments(self.context);
+        let moved = |argument: Argument, sample: usize| match argument {
+            Argument::Pointer(buffer, at) => {
+                Argument::Pointer(buffer, at + (part * self.rows.batch * sample) as u64)
+            }
+            other => other,
+        };
+        let [mean, rstd] = [mean, rstd].map(|argument| moved(argument, statistic));
+        let terms = moved(terms, 2 * statistic);
         let mut arguments =
-            vec![Argument::Pointer(Buffer::GradOutput, 0), Argument::Pointer(Buffer::Workspace, out)];
+            vec![self.at(Buffer::GradOutput, part, sample), Argument::Pointer(Buffer::Workspace, out)];
         arguments.push(Argument::Pointer(Buffer::Workspace, control + LARGEST[1]));
         arguments.extend([y, mean, rstd, terms, gamma, beta]);
         push(&mut arguments, [channels, epilogue::group_channels(self.context)])?;
@@ -253,13 +330,14 @@ impl<'a> Backward<'a> {
     }
 
     /// The launch that writes the input by rows, which have gaps where those of the gradient have more.
-    fn input_rows(&self, control: u64, out: u64) -> Result<Step> {
+    fn input_rows(&self, control: u64, out: u64, part: usize) -> Result<Step> {
         let request = self.context.request;
         let axes = self.rows.axes.map(|axis| [axis.axis.input, axis.rows, 1, 1, 0, 1]);
         let strides = strides(request.geometry.input_shape(), request.input_format);
         let channels = request.block.conv().in_channels();
+        let sample = self.sample(request.geometry.input_shape());
         let mut arguments =
-            vec![Argument::Pointer(Buffer::Input, 0), Argument::Pointer(Buffer::Workspace, out)];
+            vec![self.at(Buffer::Input, part, sample), Argument::Pointer(Buffer::Workspace, out)];
         arguments.push(Argument::Pointer(Buffer::Workspace, control + LARGEST[0]));
         arguments.extend([NULL; 6]);
         push(&mut arguments, [channels, channels, 0, 0])?;
@@ -284,63 +362,74 @@ impl<'a> Backward<'a> {
             *self.context.narrowest("gradient_rows", &types, &[("KIND", kind)], "CHANNELS", channels)?;
         let of_block = size(&kernel, "CHANNELS");
         let tiles = positions.div_ceil(ELEMENTS / of_block) * channels.div_ceil(of_block);
-        Ok(Step::launch(kernel, grid(self.context.request.geometry.batch() * tiles)?, arguments))
+        Ok(Step::launch(kernel, grid(self.rows.batch * tiles)?, arguments))
     }
 
-    /// The gradient of the input: a convolution of the gradient's rows, then where it cannot stand the definition.
+    /// The weight as the convolution of the gradient's rows takes it; returns where it is.
+    fn input_weight(&self, control: u64, workspace: &mut Workspace, steps: &mut Vec<Step>) -> Result<u64> {
+        let (context, rows) = (self.context, &self.rows);
+        let [d, h, w] = rows.axes;
+        let elements = rows.pitch() * rows.group_in * d.count * h.count * w.count;
+        let weight = workspace.take(elements * context.request.dtype.size());
+        let pointers =
+            [(Buffer::Weight, 0), (Buffer::Workspace, weight), (Buffer::Workspace, control + LARGEST[2])];
+        let mut arguments = pointers.map(|(buffer, at)| Argument::Pointer(buffer, at)).to_vec();
+        push(&mut arguments, [rows.groups, rows.group_in, rows.group_out, rows.slots])?;
+        for axis in rows.axes {
+            push(&mut arguments, [axis.axis.kernel, axis.classes, axis.step, axis.count])?;
+        }
+        let blocks = elements.div_ceil(256).min(BLOCKS * context.device.multiprocessors);
+        steps.push(Step::launch(kernel(context, "gradient_weight")?, grid(blocks)?, arguments));
+        Ok(weight)
+    }
+
+    /// The gradient of a part of the input: a convolution of the gradient's rows, then where it cannot stand the
+    /// definition.
     fn input_steps(
         &self,
         control: u64,
-        gradient: u64,
+        [gradient, weight]: [u64; 2],
+        part: usize,
         workspace: &mut Workspace,
         steps: &mut Vec<Step>,
     ) -> Result<()> {
         let (context, rows) = (self.context, &self.rows);
+        let geometry = &context.request.geometry;
+        let start = (part * rows.batch * self.sample(geometry.input_shape())) as u64;
         let mut words = NULL;
         if let Some(plan) = &self.input {
-            let [d, h, w] = rows.axes;
-            let elements = rows.pitch() * rows.group_in * d.count * h.count * w.count;
-            let weight = workspace.take(elements * context.request.dtype.size());
-            let at = |offset: u64| Argument::Pointer(Buffer::Workspace, offset);
-            let mut arguments =
-                vec![Argument::Pointer(Buffer::Weight, 0), at(weight), at(control + LARGEST[2])];
-            push(&mut arguments, [rows.groups, rows.group_in, rows.group_out, rows.slots])?;
-            for axis in rows.axes {
-                push(&mut arguments, [axis.axis.kernel, axis.classes, axis.step, axis.count])?;
-            }
-            let blocks = elements.div_ceil(256).min(BLOCKS * context.device.multiprocessors);
-            steps.push(Step::launch(kernel(context, "gradient_weight")?, grid(blocks)?, arguments));
             let base = workspace.take(plan.workspace_bytes);
             steps.extend(plan.steps.iter().map(|step| {
                 step.moved(|buffer, offset| match buffer {
                     Buffer::Input => (Buffer::Workspace, gradient + offset),
                     Buffer::Weight => (Buffer::Workspace, weight + offset),
-                    Buffer::Output => (Buffer::GradInput, offset),
+                    Buffer::Output => (Buffer::GradInput, start + offset),
                     Buffer::Workspace => (Buffer::Workspace, base + offset),
                     other => (other, offset),
                 })
             }));
-            words = at(control + LARGEST[1]);
+            words = Argument::Pointer(Buffer::Workspace, control + LARGEST[1]);
         }
-        let geometry = &context.request.geometry;
-        let mut arguments = [(Buffer::Workspace, gradient), (Buffer::Weight, 0), (Buffer::GradInput, 0)]
-            .map(|(buffer, offset)| Argument::Pointer(buffer, offset))
-            .to_vec();
+        let pointers = [(Buffer::Workspace, gradient), (Buffer::Weight, 0), (Buffer::GradInput, start)];
+        let mut arguments = pointers.map(|(buffer, at)| Argument::Pointer(buffer, at)).to_vec();
         arguments.push(words);
-        push(&mut arguments, [geometry.batch(), rows.groups, rows.group_in, rows.group_out, rows.slots])?;
+        push(&mut arguments, [rows.batch, rows.groups, rows.group_in, rows.group_out, rows.slots])?;
         rows.push_axes(&mut arguments)?;
+        let [_, sizes @ ..] = geometry.input_shape();
         let strides = strides(geometry.input_shape(), context.request.input_format);
         arguments.extend(strides.map(|stride| Argument::I64(stride as i64)));
-        let tasks = geometry.input_shape().iter().product::<usize>().div_ceil(256);
+        let tasks = (rows.batch * sizes.iter().product::<usize>()).div_ceil(256);
         steps.push(self.by_definition("direct_input_gradient", tasks, self.input.is_some(), arguments)?);
         Ok(())
     }
 
-    /// The gradient of the weight: by shares of the rows, then where those cannot stand by the definition; then their sum.
+    /// What a part adds to the gradient of the weight: by shares of the rows, then where those cannot stand by the
+    /// definition.
     fn weight_steps(
         &self,
         control: u64,
-        gradient: u64,
+        [gradient, partial]: [u64; 2],
+        part: usize,
         workspace: &mut Workspace,
         steps: &mut Vec<Step>,
     ) -> Result<()> {
@@ -350,18 +439,7 @@ impl<'a> Backward<'a> {
         if rows.x_pitch != rows.groups * rows.group_in {
             steps.push(Step::Clear { at: input, words: bytes / 4 });
         }
-        steps.push(self.input_rows(control, input)?);
-        let voxels: usize = context.request.geometry.batch()
-            * rows.axes.iter().map(|axis| axis.axis.input).product::<usize>();
-        let tile = 16;
-        let pairs = rows.groups * rows.group_in.div_ceil(tile) * rows.group_out.div_ceil(tile) * rows.taps();
-        let slots = BLOCKS * context.device.multiprocessors;
-        let splits = match &self.weight {
-            Some(weight) => weight.splits,
-            None => slots.div_ceil(pairs).min(voxels.div_ceil(1024)).max(1),
-        };
-        let elements = rows.taps() * rows.groups * rows.group_in * rows.group_out;
-        let partial = workspace.take(splits * elements * sum_bytes(context));
+        steps.push(self.input_rows(control, input, part)?);
         let at = |offset: u64| Argument::Pointer(Buffer::Workspace, offset);
         let operands = [at(input), at(gradient), at(partial)];
         if let Some(weight) = &self.weight {
@@ -369,22 +447,12 @@ impl<'a> Backward<'a> {
         }
         let mut arguments = operands.to_vec();
         arguments.push(if self.weight.is_some() { at(control + LARGEST[0]) } else { NULL });
-        let batch = context.request.geometry.batch();
-        push(
-            &mut arguments,
-            [batch, rows.groups, rows.group_in, rows.group_out, rows.slots, rows.x_pitch, splits],
-        )?;
+        let channels = [rows.groups, rows.group_in, rows.group_out, rows.slots, rows.x_pitch];
+        push(&mut arguments, [rows.batch].into_iter().chain(channels).chain([self.splits()]))?;
         rows.push_axes(&mut arguments)?;
-        let tasks = pairs * splits;
+        let tasks = self.pairs() * self.splits();
         int(tasks)?;
         steps.push(self.by_definition("direct_weight_gradient", tasks, self.weight.is_some(), arguments)?);
-        let mut arguments = vec![at(partial), Argument::Pointer(Buffer::GradWeight, 0)];
-        push(&mut arguments, [splits, rows.taps(), rows.groups * rows.group_in, rows.group_out])?;
-        steps.push(Step::launch(
-            kernel(context, "weight_gradient_sum")?,
-            grid(elements.div_ceil(256))?,
-            arguments,
-        ));
         Ok(())
     }
 
@@ -403,7 +471,7 @@ fn input_plan(context: Context<'_>, rows: &Rows) -> Result<Plan> {
         .dilation(rows.axes.map(|axis| axis.apart))
         .groups(rows.groups)
         .build()?;
-    let geometry = conv.geometry(request.geometry.batch(), rows.axes.map(|axis| axis.rows))?;
+    let geometry = conv.geometry(rows.batch, rows.axes.map(|axis| axis.rows))?;
     let request = Request {
         task: Task::Forward,
         block: conv.into(),

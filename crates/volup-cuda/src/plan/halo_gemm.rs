@@ -15,8 +15,6 @@ use volup::{MemoryFormat, Result};
 const SCALE: u64 = 16;
 /// The packed input takes at most this much of the input's own memory, or the batch is cut.
 const MOST_PACKED: f64 = 2.0;
-/// The same of a gradient's rows, which are themselves in the workspace.
-const MOST_PACKED_ROWS: f64 = 0.3;
 /// Bytes of a packed input for which the batch is not cut.
 const SMALL: usize = 1 << 18;
 /// The most blocks that share a multiprocessor.
@@ -263,8 +261,7 @@ impl<'a> Halo<'a> {
         let input = conv.in_channels() * geometry.axes().iter().map(|axis| axis.input).product::<usize>();
         let row_bytes = slices * chunks * chunk_panels * parts * 16;
         let input_bytes = input * context.request.dtype.size();
-        let share = if context.classes.is_some() { MOST_PACKED_ROWS } else { MOST_PACKED };
-        let budget = (share * (geometry.batch() * input_bytes) as f64) as usize;
+        let budget = (MOST_PACKED * (geometry.batch() * input_bytes) as f64) as usize;
         let fixed = row_bytes.checked_mul(lead + tail + bm)?;
         let most = budget.max(SMALL).saturating_sub(fixed) / row_bytes.checked_mul(positions)?;
         let parts_of_batch = geometry.batch().div_ceil(most.clamp(1, geometry.batch()));

@@ -363,7 +363,7 @@ fn after(context: Context<'_>) -> f64 {
 enum Family<'a> {
     Linear(linear_gemm::Linear<'a>),
     Interleave(interleave::Interleave<'a>),
-    Halo(halo_gemm::Halo<'a>),
+    Halo(Box<halo_gemm::Halo<'a>>),
     Box(box_gemm::BoxGemm<'a>),
     Shuffle(shuffle_gemm::ShuffleGemm<'a>),
 }
@@ -402,7 +402,8 @@ impl<'a> Family<'a> {
         if context.request.geometry.batch() == 0 {
             return Ok(Vec::new());
         }
-        let mut all: Vec<Family<'a>> = halo_gemm::Halo::all(context).into_iter().map(Family::Halo).collect();
+        let mut all: Vec<Family<'a>> =
+            halo_gemm::Halo::all(context).into_iter().map(|halo| Family::Halo(Box::new(halo))).collect();
         all.extend(interleave::Interleave::new(context).map(Family::Interleave));
         all.extend(box_gemm::BoxGemm::all(context).into_iter().map(Family::Box));
         all.extend(shuffle_gemm::ShuffleGemm::all(context).into_iter().map(Family::Shuffle));
