@@ -13,7 +13,7 @@ use super::shuffle;
 use volup::{Activation, reference};
 
 /// The bits of the largest float32.
-const FINITE: f64 = 0x7f7f_ffff_u32 as f64;
+pub const FINITE: f64 = 0x7f7f_ffff_u32 as f64;
 /// The bits of 2^-12: 2^-26 of the largest magnitude that the split scales to.
 pub const COARSE: f64 = 0x3980_0000_u32 as f64;
 /// What lo is multiplied by.
@@ -97,7 +97,7 @@ pub fn extents(call: &Call<'_>) -> Vec<(Pointer, i64)> {
         _ => {}
     }
     let found = found.into_iter().filter(|(name, _)| call.has(name));
-    found.map(|(name, count)| (call.pointer(name), count)).collect()
+    found.filter_map(|(name, count)| call.given(name).map(|pointer| (pointer, count))).collect()
 }
 
 /// Rows of the view of A.
