@@ -39,7 +39,7 @@ pub(super) struct TapAxis {
 }
 
 impl TapAxis {
-    fn new(axis: Axis) -> TapAxis {
+    pub(super) fn new(axis: Axis) -> TapAxis {
         let common = gcd(axis.stride, axis.dilation);
         let (step, apart) = (axis.stride / common, axis.dilation / common);
         let count = axis.kernel.div_ceil(step);
@@ -92,7 +92,7 @@ pub(super) struct Rows {
 }
 
 impl Rows {
-    fn new(context: Context<'_>) -> Result<Rows> {
+    pub(super) fn new(context: Context<'_>) -> Result<Rows> {
         let (geometry, conv) = (&context.request.geometry, context.request.geometry.conv());
         let vector = 16 / context.request.dtype.size();
         let axes = geometry.axes().map(TapAxis::new);

@@ -145,7 +145,7 @@ fn shared_bytes(kernel: &Variant) -> usize {
 }
 
 /// Blocks of a share that have something to do: a pair of channels of one group, and a tap of one of the classes.
-fn busy_items(rows: &Rows, [m, n, taps]: [usize; 3]) -> usize {
+pub(super) fn busy_items(rows: &Rows, [m, n, taps]: [usize; 3]) -> usize {
     let (all_m, all_n) = (rows.pitch(), rows.groups * rows.group_in);
     let [d, h, w] = rows.axes;
     // Whether a class has a tap so many from its first, and how many blocks of taps along width it has any in.

@@ -4,6 +4,7 @@
 //! that matters but whose square does not, so that a part read in the other's place shows.
 
 use super::boxes;
+use super::gradient;
 use super::group_norm;
 use super::halo;
 use super::interleave;
@@ -13,7 +14,7 @@ use super::shuffle;
 use volup::{Activation, reference};
 
 /// The bits of the largest float32.
-const FINITE: f64 = 0x7f7f_ffff_u32 as f64;
+pub const FINITE: f64 = 0x7f7f_ffff_u32 as f64;
 /// The bits of 2^-12: 2^-26 of the largest magnitude that the split scales to.
 pub const COARSE: f64 = 0x3980_0000_u32 as f64;
 /// What lo is multiplied by.
@@ -53,6 +54,7 @@ pub fn run(call: &Call<'_>, machine: &mut Machine) {
         "shuffle_gemm" => shuffle::run(call, machine),
         name if name.starts_with("interleave_") => interleave::run(call, machine),
         name if name.starts_with("group_") => group_norm::run(call, machine),
+        _ if call.variant.family == "gradient" => gradient::run(call, machine),
         _ => norm::run(call, machine),
     }
 }
@@ -92,12 +94,13 @@ pub fn extents(call: &Call<'_>) -> Vec<(Pointer, i64)> {
         name if name.starts_with("group_") => found = group_norm::extents(call),
         name if name.starts_with("box_") => found = boxes::extents(call),
         "shuffle_gemm" => found = shuffle::extents(call),
+        _ if call.variant.family == "gradient" => found = gradient::extents(call),
         name if name.starts_with("halo_") => found.extend(halo::extents(call)),
         name if name.starts_with("interleave_") => found.extend(interleave::extents(call)),
         _ => {}
     }
     let found = found.into_iter().filter(|(name, _)| call.has(name));
-    found.map(|(name, count)| (call.pointer(name), count)).collect()
+    found.filter_map(|(name, count)| call.given(name).map(|pointer| (pointer, count))).collect()
 }
 
 /// Rows of the view of A.
@@ -446,9 +449,9 @@ pub fn biased(call: &Call<'_>, machine: &Machine, bias: Pointer, channel: i64) -
 }
 
 /// The activation whose code and slope have these names.
-pub fn activate(call: &Call<'_>, x: f64, [code, slope]: [&str; 2]) -> f64 {
-    let function = match call.int(code) {
-        0 => return x,
+pub fn activation(call: &Call<'_>, [code, slope]: [&str; 2]) -> Option<Activation> {
+    Some(match call.int(code) {
+        0 => return None,
         1 => Activation::Relu,
         2 => Activation::leaky_relu(call.float(slope)).expect("a slope"),
         3 => Activation::Silu,
@@ -458,8 +461,12 @@ pub fn activate(call: &Call<'_>, x: f64, [code, slope]: [&str; 2]) -> f64 {
         7 => Activation::Sigmoid,
         8 => Activation::Tanh,
         code => panic!("no activation has code {code}"),
-    };
-    reference::activation(function, x)
+    })
+}
+
+/// A value through the activation whose code and slope have these names.
+pub fn activate(call: &Call<'_>, x: f64, names: [&str; 2]) -> f64 {
+    activation(call, names).map_or(x, |function| reference::activation(function, x))
 }
 
 /// Whether a guarded launch has work to do: an infinity or NaN, or too many values that are too small.

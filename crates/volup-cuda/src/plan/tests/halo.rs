@@ -1,7 +1,10 @@
 //! What the kernels of `halo_gemm` do, given their arguments.
 
-use super::contracts::{COARSE, LIFT, Taps, activate, biased, bits, column_is, put_parts, raise, scale};
+use super::contracts::{
+    COARSE, FINITE, LIFT, Taps, activate, biased, bits, column_is, put_parts, raise, scale,
+};
 use super::machine::{Call, Machine, Pointer};
+use super::operand::{is_out_of_range, split};
 
 /// What a block may have of a multiprocessor's shared memory, by how many blocks share it.
 const SHARED: [i64; 2] = [232_448, 115_712];
@@ -14,7 +17,25 @@ fn elements(pointer: Pointer) -> i64 {
 }
 
 fn parts(call: &Call<'_>) -> i64 {
-    if call.size("KIND") == 2 { 2 } else { 1 }
+    if call.size("KIND") >= 2 { 2 } else { 1 }
+}
+
+/// Writes 16 bytes of an operand in its parts, and returns the bits of the largest magnitude: of one that two tf32
+/// have not bits enough for those of an infinity.
+fn put_operand(call: &Call<'_>, machine: &mut Machine, to: [(Pointer, i64); 2], values: &[f64]) -> f64 {
+    for (e, &value) in (0..).zip(values) {
+        let [high, low] = to.map(|(out, at)| (out, at + e));
+        if call.size("KIND") != 3 {
+            put_parts(machine, [high, low], parts(call) == 2, value);
+            continue;
+        }
+        for ((out, at), value) in [high, low].into_iter().zip(split(2, value)) {
+            machine.write(out, at, value);
+        }
+    }
+    let most = values.iter().copied().map(bits).fold(0.0, f64::max);
+    let undefined = call.size("KIND") == 3 && is_out_of_range(2, values.iter().copied());
+    if undefined { most.max(FINITE + 1.0) } else { most }
 }
 
 /// The parts of the workspace that a launch may touch, each with its number of elements.
@@ -65,7 +86,7 @@ fn pack_input(call: &Call<'_>, machine: &mut Machine) {
     );
     let rows_of_block = 256 / lanes;
     assert_eq!(call.grid, [(a_rows + rows_of_block - 1) / rows_of_block, 1, 1]);
-    let split = parts(call) == 2;
+    let split = call.size("KIND") == 2;
     let by = if split { scale(machine.read(control, 0)) } else { 1.0 };
     if split {
         machine.write(control, 4, 1.0 / by);
@@ -81,16 +102,16 @@ fn pack_input(call: &Call<'_>, machine: &mut Machine) {
         for (slice, panel) in (0..slices).flat_map(|slice| (0..panels).map(move |panel| (slice, panel))) {
             let (parity, first) = (panel / channel_panels, panel % channel_panels * e);
             let iw = jb * block + parity;
-            for within in 0..e {
-                let c = first + within;
+            let value = |c: i64| {
                 let real = line_here && parity < block && iw < width && c < slice_in;
                 let from = sample * x_n + (slice * slice_in + c) * x_c + id * x_d + ih * x_h + iw * x_w;
-                let value = if real { machine.read(x, from) * by } else { 0.0 };
-                if real {
-                    here[parity as usize] = bits(value).max(here[parity as usize]);
-                }
-                let to = |part: i64| (((part * slices + slice) * panels + panel) * a_rows + row) * e + within;
-                put_parts(machine, [(out, to(0)), (out, to(1))], split, value);
+                if real { machine.read(x, from) * by } else { 0.0 }
+            };
+            let values: Vec<f64> = (first..first + e).map(value).collect();
+            let to = |part: i64| (((part * slices + slice) * panels + panel) * a_rows + row) * e;
+            let largest = put_operand(call, machine, [(out, to(0)), (out, to(1))], &values);
+            if parity < block {
+                here[parity as usize] = largest.max(here[parity as usize]);
             }
         }
         for here in here {
@@ -118,7 +139,7 @@ fn pack_weight(call: &Call<'_>, machine: &mut Machine) {
     let [d_kernel, h_kernel, w_kernel] = call.ints(["d_kernel", "h_kernel", "w_kernel"]);
     let [w_low, w_steps, w_step] = call.ints(["w_low", "w_steps", "w_step"]);
     let (w, out) = (call.pointer("w"), call.pointer("out"));
-    let (e, split) = (elements(out), parts(call) == 2);
+    let (e, split) = (elements(out), call.size("KIND") == 2);
     let slices = in_channels / slice_in;
     let tiles = slices * blocks * d_kernel * chunks * h_kernel * w_steps;
     assert_eq!(items, tiles * chunk_panels * columns);
@@ -145,26 +166,24 @@ fn pack_weight(call: &Call<'_>, machine: &mut Machine) {
                 && apart <= jj + w_first
                 && reach % w_dilation == 0
                 && reach / w_dilation < w_kernel;
-            for within in 0..e {
-                let c = first_c + within;
+            let value = |c: i64| {
                 let (ci, co_all) = (slice * slice_in + c, slice * channels + co);
                 let real = tap_here && co < channels && rr < outputs && c < slice_in;
-                let mut value = 0.0;
-                if real && ci / in_per_group == co_all / out_per_group {
-                    let pair = ci * out_per_group + co_all % out_per_group;
-                    let tap = (td * h_kernel + th) * w_kernel + reach / w_dilation;
-                    value = machine.read(w, pair * d_kernel * h_kernel * w_kernel + tap);
+                if !real || ci / in_per_group != co_all / out_per_group {
+                    return 0.0;
                 }
-                most = bits(value).max(most);
-                if split {
-                    value /= machine.read(call.pointer("scale_w"), all_blocks * columns + row);
-                }
-                let to = |part: i64| {
-                    let panel = (tile * parts(call) + part) * chunk_panels + panel;
-                    (panel * columns + row) * e + within
-                };
-                put_parts(machine, [(out, to(0)), (out, to(1))], split, value);
-            }
+                let pair = ci * out_per_group + co_all % out_per_group;
+                let tap = (td * h_kernel + th) * w_kernel + reach / w_dilation;
+                machine.read(w, pair * d_kernel * h_kernel * w_kernel + tap)
+            };
+            let by =
+                if split { machine.read(call.pointer("scale_w"), all_blocks * columns + row) } else { 1.0 };
+            let values: Vec<f64> = (first_c..first_c + e).map(|c| value(c) / by).collect();
+            let to = |part: i64| {
+                let panel = (tile * parts(call) + part) * chunk_panels + panel;
+                (panel * columns + row) * e
+            };
+            most = put_operand(call, machine, [(out, to(0)), (out, to(1))], &values).max(most);
         }
     }
     if call.has("control") {
@@ -201,6 +220,24 @@ fn check(call: &Call<'_>) {
         assert!(b_stages >= units && call.grid[0] % (slices * blocks) == 0);
     }
     assert!(!call.has("promote") || call.int("promote") > 0);
+    if call.has("class_panels") {
+        let strides = call.ints(["d_stride", "h_stride", "slices"]);
+        assert!(call.int("class_panels") % chunk_panels == 0 && chunks <= 512 && strides == [1; 3]);
+        assert!(
+            ["classes_h", "classes_w", "full_d", "full_h", "full_w"].iter().all(|name| call.int(name) > 0)
+        );
+    }
+}
+
+/// Whether the channels of a chunk lack the first tap along depth, that along height, and the last step along width.
+fn lacking(call: &Call<'_>, chunk: i64) -> [bool; 3] {
+    if !call.has("class_panels") {
+        return [false; 3];
+    }
+    let [class_panels, classes_h, classes_w] = call.ints(["class_panels", "classes_h", "classes_w"]);
+    let class = chunk * call.int("chunk_panels") / class_panels;
+    let j = [class / classes_w / classes_h, class / classes_w % classes_h, class % classes_w];
+    [0, 1, 2].map(|axis| j[axis] >= call.int(["full_d", "full_h", "full_w"][axis]))
 }
 
 /// A stage: rows of a chunk's panels, as 16 bytes each.
@@ -252,15 +289,20 @@ fn multiply(call: &Call<'_>, machine: &mut Machine) {
                 let line = (d_first - depth.offset - td * depth.back) * ph + h_first - height.offset;
                 lead + row0 + (line - th * height.back) * pw + w_low
             };
-            let together = if call.int("whole_h") == 1 { height.count.max(1) } else { 1 };
-            for first in (0..height.count).step_by(together as usize) {
+            let [lacks_d, lacks_h, lacks_w] = lacking(call, chunk);
+            if td == 0 && lacks_d {
+                continue;
+            }
+            let (h_start, there) = (i64::from(lacks_h), w_steps - i64::from(lacks_w));
+            let together = if call.int("whole_h") == 1 { (height.count - h_start).max(1) } else { 1 };
+            for first in (h_start..height.count).step_by(together as usize) {
                 let last = first + together - 1;
                 let from = start(last);
                 let length = bm + start(first) - from + (w_steps - 1) * w_step;
                 let slice = column_block / blocks;
                 let stages: Vec<Vec<f64>> =
                     (0..parts).map(|part| stage(call, machine, [part, slice, chunk], from, length)).collect();
-                for (th, step) in (first..=last).flat_map(|th| (0..w_steps).map(move |step| (th, step))) {
+                for (th, step) in (first..=last).flat_map(|th| (0..there).map(move |step| (th, step))) {
                     let at = start(th) - from + step * w_step;
                     let tap = [depth.first + td * depth.step, height.first + th * height.step];
                     let unit = ((column_block * d_kernel + tap[0]) * chunks + chunk) * h_kernel + tap[1];
@@ -269,7 +311,8 @@ fn multiply(call: &Call<'_>, machine: &mut Machine) {
                     let products: &[[i64; 2]] =
                         if parts == 2 { &[[0, 0], [1, 0], [0, 1]] } else { &[[0, 0]] };
                     for &[part_a, part_b] in products {
-                        let by = if part_a + part_b > 0 { 1.0 / LIFT } else { 1.0 };
+                        let lifted = part_a + part_b > 0 && call.size("KIND") == 2;
+                        let by = if lifted { 1.0 / LIFT } else { 1.0 };
                         for (panel, k) in (0..panels).flat_map(|panel| (0..e).map(move |k| (panel, k))) {
                             let column = |column: i64| ((part_b * panels + panel) * bn + column) * e + k;
                             let weights: Vec<f64> =
@@ -286,7 +329,7 @@ fn multiply(call: &Call<'_>, machine: &mut Machine) {
                 }
             }
         }
-        if parts == 2 {
+        if call.size("KIND") == 2 {
             let x = machine.read(call.pointer("scale_x"), 0);
             for (at, sum) in sum.iter_mut().enumerate() {
                 *sum *= x * machine.read(call.pointer("scale_w"), column_block * bn + at as i64 % bn);

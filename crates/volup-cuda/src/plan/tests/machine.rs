@@ -7,12 +7,16 @@ use crate::plan::{Argument, Buffer, Plan, Step};
 
 /// Bytes that a cell stands for.
 const CELL: usize = 2;
+/// The width of cells that were cleared: zeros of any type.
+const CLEARED: usize = usize::MAX;
+/// How many buffers there are.
+const BUFFERS: usize = Buffer::Workspace as usize + 1;
 
 /// What the bytes from an address on hold: a value that is not rounded, of a type so wide.
 #[derive(Clone, Copy)]
 struct Cell {
     value: f64,
-    /// Bytes of the value; 0 where none starts.
+    /// Bytes of the value; 0 where none starts, [`CLEARED`].
     width: usize,
     /// The launch that wrote it; 0 for what was there before.
     writer: usize,
@@ -32,7 +36,7 @@ pub struct Pointer {
 /// All buffers. Every access is checked: it is in bounds, aligned, of the type that was written, and no
 /// launch touches what it has written itself.
 pub struct Machine {
-    buffers: [Vec<Cell>; 7],
+    buffers: [Vec<Cell>; BUFFERS],
     launch: usize,
     doing: String,
 }
@@ -82,8 +86,13 @@ impl Machine {
 
     /// An element.
     pub fn read(&self, pointer: Pointer, index: i64) -> f64 {
-        let Cell { value, width, writer } = self.buffers[pointer.buffer as usize][self.cell(pointer, index)];
+        let (cells, first) = (&self.buffers[pointer.buffer as usize], self.cell(pointer, index));
+        let Cell { value, mut width, writer } = cells[first];
         let doing = &self.doing;
+        let all = &cells[first..first + pointer.width.div_ceil(CELL)];
+        if all.iter().all(|cell| cell.width == CLEARED) {
+            width = pointer.width;
+        }
         assert!(width == pointer.width, "{doing}: element {index} of {pointer:?} holds {width} bytes");
         assert!(self.launch == 0 || writer != self.launch, "{doing}: {pointer:?}, {index} is read in a race");
         value
@@ -103,10 +112,14 @@ impl Machine {
 
     /// Changes an element as an atomic does, in no order with others. What nobody cleared stays unset.
     pub fn update(&mut self, pointer: Pointer, index: i64, change: impl Fn(f64) -> f64) {
-        let cell = self.cell(pointer, index);
-        if self.buffers[pointer.buffer as usize][cell].width > 0 {
+        let first = self.cell(pointer, index);
+        if self.buffers[pointer.buffer as usize][first].width > 0 {
             let value = change(self.read(pointer, index));
-            self.buffers[pointer.buffer as usize][cell].value = value;
+            let cells = &mut self.buffers[pointer.buffer as usize];
+            for (at, cell) in cells[first..first + pointer.width.div_ceil(CELL)].iter_mut().enumerate() {
+                let width = if at == 0 { pointer.width } else { 0 };
+                *cell = Cell { value, width, writer: cell.writer };
+            }
         }
     }
 
@@ -118,7 +131,10 @@ impl Machine {
                 Step::Clear { at, words } => {
                     self.doing = "clear".into();
                     let pointer = Pointer { buffer: Buffer::Workspace, at: *at as usize, width: 4 };
-                    (0..*words).for_each(|word| self.write(pointer, word as i64, 0.0));
+                    assert!(*words > 0, "nothing is cleared at {at}");
+                    let (first, last) = (self.cell(pointer, 0), self.cell(pointer, *words as i64 - 1));
+                    let cleared = Cell { value: 0.0, width: CLEARED, writer: self.launch };
+                    self.buffers[Buffer::Workspace as usize][first..last + 4 / CELL].fill(cleared);
                 }
                 Step::Launch { .. } => {
                     let call = Call::new(step).expect("a launch");
@@ -190,6 +206,12 @@ impl<'a> Call<'a> {
             Argument::F64(value) => value,
             other => panic!("{}: {name} is {other:?}", self.kernel()),
         }
+    }
+
+    /// An address, unless nothing is at it.
+    pub fn given(&self, name: &str) -> Option<Pointer> {
+        let null = matches!(self.argument(name), (Argument::I64(0), of) if of.starts_with("*mut "));
+        (!null).then(|| self.pointer(name))
     }
 
     /// An address.

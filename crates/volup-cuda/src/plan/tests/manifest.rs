@@ -9,11 +9,20 @@ use std::sync::OnceLock;
 const VARIANTS: &str = include_str!("../../../../volup-kernels/variants.toml");
 
 /// The kernels' files by family; those in CUDA C++ by kernel.
-const SOURCES: [(&str, &str); 14] = [
+const SOURCES: [(&str, &str); 25] = [
+    ("block_output", include_str!("../../../../volup-kernels/src/cuda/block_output.cu")),
     ("box_gemm", include_str!("../../../../volup-kernels/src/cuda/box_gemm.cu")),
     ("box_pack_weight", include_str!("../../../../volup-kernels/src/cuda/box_pack_weight.cu")),
+    ("channel_statistics", include_str!("../../../../volup-kernels/src/cuda/channel_statistics.cu")),
     ("direct", include_str!("../../../../volup-kernels/src/direct.rs")),
+    ("direct_input_gradient", include_str!("../../../../volup-kernels/src/cuda/direct_input_gradient.cu")),
+    ("direct_weight_gradient", include_str!("../../../../volup-kernels/src/cuda/direct_weight_gradient.cu")),
     ("fill_output", include_str!("../../../../volup-kernels/src/cuda/fill_output.cu")),
+    ("gradient_merge", include_str!("../../../../volup-kernels/src/cuda/gradient_merge.cu")),
+    ("gradient_rows", include_str!("../../../../volup-kernels/src/cuda/gradient_rows.cu")),
+    ("gradient_sums", include_str!("../../../../volup-kernels/src/cuda/gradient_sums.cu")),
+    ("gradient_vectors", include_str!("../../../../volup-kernels/src/cuda/gradient_vectors.cu")),
+    ("gradient_weight", include_str!("../../../../volup-kernels/src/cuda/gradient_weight.cu")),
     ("group_scale", include_str!("../../../../volup-kernels/src/cuda/group_scale.cu")),
     ("group_statistics", include_str!("../../../../volup-kernels/src/cuda/group_statistics.cu")),
     ("halo_gemm", include_str!("../../../../volup-kernels/src/cuda/halo_gemm.cu")),
@@ -24,7 +33,12 @@ const SOURCES: [(&str, &str); 14] = [
     ("norm", include_str!("../../../../volup-kernels/src/norm.rs")),
     ("pack", include_str!("../../../../volup-kernels/src/pack.rs")),
     ("shuffle_gemm", include_str!("../../../../volup-kernels/src/cuda/shuffle_gemm.cu")),
+    ("weight_gradient", include_str!("../../../../volup-kernels/src/cuda/weight_gradient.cu")),
+    ("weight_gradient_sum", include_str!("../../../../volup-kernels/src/cuda/weight_gradient_sum.cu")),
 ];
+
+/// Where the parameters of one axis are, of kernels that take all that the taps are about.
+const TAPS: &str = include_str!("../../../../volup-kernels/src/cuda/gradient_taps.cuh");
 
 /// Three devices that differ in what plans look at: an A100's, an H200's, a small Blackwell's.
 pub fn devices() -> [DeviceInfo; 3] {
@@ -79,9 +93,10 @@ pub struct Signature {
 
 /// The signature of a variant's function.
 pub fn signature(variant: &Variant) -> &'static Signature {
-    static KNOWN: OnceLock<HashMap<(&'static str, Option<i64>), Signature>> = OnceLock::new();
-    // CUDA C++ has other parameters for other kinds of numbers.
-    let key = |variant: &Variant| (variant.entry, variant.param("KIND"));
+    // CUDA C++ has other parameters for other kinds of numbers, and where channels lack taps.
+    type Key = (&'static str, Option<i64>, bool);
+    static KNOWN: OnceLock<HashMap<Key, Signature>> = OnceLock::new();
+    let key = |variant: &Variant| (variant.entry, variant.param("KIND"), variant.param("SHORT").is_some());
     let known = KNOWN.get_or_init(|| {
         let entries = variants_for(Arch { major: 9, minor: 0 });
         entries.iter().map(|variant| (key(variant), declared(variant))).collect()
@@ -118,12 +133,17 @@ fn declared(variant: &Variant) -> Signature {
 /// The signature of a kernel in CUDA C++, as it is for the variant's kind of numbers.
 fn declared_in_cuda(variant: &Variant, source: &'static str) -> Signature {
     let kind = variant.param("KIND").expect("a kind of numbers");
-    let (_, rest) = source.split_once(&format!(" {}(\n", variant.entry)).expect("the file has the kernel");
+    let short = variant.param("SHORT").is_some();
+    let (_, rest) = source.split_once("extern \"C\" __global__").expect("a kernel");
+    let (_, rest) = rest.split_once(&format!(" {}(", variant.entry)).expect("the file has the kernel");
     let (list, _) = rest.split_once(") {").expect("parameters end");
+    let list = expanded(list);
     let (mut kept, mut keep) = (Vec::new(), true);
     for line in list.lines() {
         keep = match line.split_once(' ') {
             Some(("#if", "KIND == 2")) => kind == 2,
+            Some(("#if", "PARTED")) => kind == 2 || kind == 3,
+            Some(("#ifdef", "SHORT")) => short,
             _ if line == "#else" => !keep,
             _ if line == "#endif" => true,
             _ => {
@@ -132,16 +152,19 @@ fn declared_in_cuda(variant: &Variant, source: &'static str) -> Signature {
             }
         };
     }
-    let element = if kind == 0 { "*mut T" } else { "*mut f32" };
+    let element = ["*mut T", "*mut f32", "*mut f32", "*mut f32", "*mut f64"][kind as usize];
+    let sum = if kind == 4 { "*mut f64" } else { "*mut f32" };
     let packed = if kind == 2 { "*mut f16" } else { element };
     let parameter = |text: &'static str| {
         let (of, name) = text.rsplit_once([' ', '*']).expect("type and name");
         let of = match of.trim_start_matches("const ").trim() {
             "int" => "i32",
             "long long" => "i64",
+            "double" if text.contains('*') => "*mut f64",
             "double" => "f64",
             "char" | "uint4" => packed,
             "Element" => element,
+            "Sum" => sum,
             "float" => "*mut f32",
             "unsigned" => "*mut i32",
             other => panic!("{name} is of {other}"),
@@ -152,13 +175,27 @@ fn declared_in_cuda(variant: &Variant, source: &'static str) -> Signature {
     let types = if kind == 0 { vec!["T"] } else { vec![] };
     // What the file asks for by `#error`.
     let sizes = match variant.entry {
+        "halo_gemm" if short => vec!["KIND", "BN", "MI", "CTAS", "WGS", "SHORT"],
         "halo_gemm" => vec!["KIND", "BN", "MI", "CTAS", "WGS"],
         "box_gemm" => vec!["KIND", "MT", "NT", "WARPS", "CTAS"],
         "group_scale" | "group_statistics" => vec!["KIND", "LAST"],
         "shuffle_gemm" => {
             vec!["KIND", "NORM", "LAST", "STAGES", "WARP_ROWS", "WARP_POS", "ROW_WARPS", "POS_WARPS", "CTAS"]
         }
+        "block_output" | "channel_statistics" | "gradient_sums" => vec!["KIND", "LAST", "VECTOR"],
+        "gradient_rows" => vec!["KIND", "CHANNELS"],
+        "weight_gradient" => vec!["KIND", "WARP_M", "WARP_N", "WARPS_M", "WARPS_N", "TAPS", "CTAS"],
         _ => vec!["KIND"],
     };
     Signature { types, sizes, parameters }
+}
+
+/// A list of parameters with what stands for those of an axis written out.
+fn expanded(list: &'static str) -> &'static str {
+    let (_, rest) = TAPS.split_once("#define TAP_AXIS(a) ").expect("the parameters of an axis");
+    let of_axis = rest.lines().next().expect("a line");
+    let axes = ["d", "h", "w"].into_iter().filter(|axis| list.contains(&format!("TAP_AXIS({axis})")));
+    let write_out =
+        |list: String, axis: &str| list.replace(&format!("TAP_AXIS({axis})"), &of_axis.replace("a##", axis));
+    axes.fold(list.to_string(), write_out).leak()
 }

@@ -1,0 +1,410 @@
+//! What the kernels of the backward pass do, given their arguments: those that write and read rows. Those that deal with
+//! what follows the convolution are in `epilogue`.
+
+use super::contracts::{bits, raise};
+use super::epilogue::{self, At, Epilogue, back, check_epilogue, tasks};
+use super::machine::{Call, Machine, Pointer};
+use super::weight_gradient;
+use crate::plan::Buffer;
+
+/// The axes' names.
+pub const AXES: [&str; 3] = ["d", "h", "w"];
+/// Threads of a block.
+const THREADS: i64 = 256;
+/// Elements of a block of `gradient_rows`.
+const ELEMENTS: i64 = 4096;
+/// The bits of the least float32 that is an infinity when it is rounded to tf32.
+const INFINITE_AS_TF32: f64 = 0x7f7f_f000_u32 as f64;
+/// Past what positions and tasks are counted to, and rows.
+const OVERFLOW: i64 = 1 << 31;
+const MOST_ROWS: i64 = 1 << 30;
+/// Voxels of a piece of `direct_weight_gradient`, and channels of a tile.
+const PIECE: i64 = 1024;
+const TILE: i64 = 16;
+
+/// One axis as the kernels that go by the definition are told of it.
+struct TapAxis {
+    input: i64,
+    output: i64,
+    stride: i64,
+    padding: i64,
+    dilation: i64,
+    kernel: i64,
+    rows: i64,
+    classes: i64,
+    step: i64,
+    apart: i64,
+}
+
+impl TapAxis {
+    fn all(call: &Call<'_>) -> [TapAxis; 3] {
+        AXES.map(|axis| {
+            let of = |name: &str| call.int(&format!("{axis}_{name}"));
+            TapAxis {
+                input: of("input"),
+                output: of("output"),
+                stride: of("stride"),
+                padding: of("padding"),
+                dilation: of("dilation"),
+                kernel: of("kernel"),
+                rows: of("rows"),
+                classes: of("classes"),
+                step: of("step"),
+                apart: of("apart"),
+            }
+        })
+    }
+
+    /// Of a voxel the taps that read an output, each with its class and the row that it reads.
+    fn taps(&self, i: i64) -> Vec<[i64; 3]> {
+        let reads =
+            |t: &i64| (0..self.output).contains(&(i * self.stride - self.padding + t * self.dilation));
+        let place = |t| [t, t % self.step, i + t / self.step * self.apart];
+        (0..self.kernel).filter(reads).map(place).collect()
+    }
+}
+
+/// Pairs of one of each, in order.
+fn every(counts: [i64; 3]) -> impl Iterator<Item = [i64; 3]> {
+    let [_, height, width] = counts;
+    (0..counts.iter().product()).map(move |at| [at / (height * width), at / width % height, at % width])
+}
+
+fn product(call: &Call<'_>, names: &[&str]) -> i64 {
+    names.iter().map(|name| call.int(name)).product()
+}
+
+/// Of each axis a number that `gradient_rows`, `gradient_weight` or `weight_gradient` is told.
+pub fn of_axes(call: &Call<'_>, name: &str) -> [i64; 3] {
+    AXES.map(|axis| call.int(&format!("{name}_{axis}")))
+}
+
+/// How rows lie.
+struct Steps {
+    row: i64,
+    group: i64,
+    class: i64,
+}
+
+impl Steps {
+    /// Those of a kernel to which a group's channels of a class have this name.
+    fn new(call: &Call<'_>, channels: &str) -> Steps {
+        let [groups, slots, class] = call.ints(["groups", "slots", channels]);
+        Steps { row: groups * slots, group: slots, class }
+    }
+
+    /// Where an element of a row lies: of a group and a class, a channel of both.
+    fn at(&self, row: i64, [group, class, c]: [i64; 3]) -> i64 {
+        row * self.row + group * self.group + class * self.class + c
+    }
+}
+
+/// Samples of a launch of `gradient_rows`.
+fn samples(call: &Call<'_>) -> i64 {
+    let positions: i64 = [of_axes(call, "rows"), of_axes(call, "classes")].iter().flatten().product();
+    let width = call.size("CHANNELS");
+    call.grid[0] / (tasks(positions, ELEMENTS / width) * tasks(call.int("channels"), width))
+}
+
+/// The parts of the workspace that a launch may touch, each with its number of elements.
+pub fn extents(call: &Call<'_>) -> Vec<(&'static str, i64)> {
+    match call.kernel() {
+        "gradient_rows" => {
+            let rows = samples(call) * of_axes(call, "rows").iter().product::<i64>();
+            let terms = 2 * samples(call) * (call.int("channels") / call.int("group_channels"));
+            vec![("out", rows * product(call, &["groups", "slots"])), ("control", 1), ("terms", terms)]
+        }
+        "gradient_weight" => {
+            let taps: i64 = of_axes(call, "count").iter().product();
+            vec![("out", taps * product(call, &["groups", "slots", "group_in"])), ("control", 1)]
+        }
+        "direct_input_gradient" | "direct_weight_gradient" => {
+            let rows = product(call, &["n", "d_rows", "h_rows", "w_rows"]);
+            let mut found = vec![("control", 2), ("rows", rows * product(call, &["groups", "slots"]))];
+            if call.has("partial") {
+                let pairs = product(call, &["groups", "group_in", "group_out", "splits"]);
+                found.push(("partial", pairs * product(call, &["d_kernel", "h_kernel", "w_kernel"])));
+                found.push(("x", rows * call.int("x_pitch")));
+            }
+            found
+        }
+        "weight_gradient" => weight_gradient::extents(call),
+        "weight_gradient_sum" => {
+            vec![("partial", product(call, &["splits", "taps", "in_channels", "group_out"]))]
+        }
+        _ => epilogue::extents(call),
+    }
+}
+
+/// What the arguments and the grid have to be.
+pub fn check(call: &Call<'_>) {
+    let what = call.variant.name;
+    if call.kernel() == "weight_gradient" {
+        return weight_gradient::check(call);
+    }
+    let [blocks, rest @ ..] = call.grid;
+    assert!(blocks > 0 && blocks < OVERFLOW && rest == [1, 1], "{:?} of {what}", call.grid);
+    assert_eq!((i64::from(call.variant.threads), call.shared), (THREADS, 0), "{what}");
+    match call.kernel() {
+        "gradient_rows" => check_rows(call),
+        "gradient_weight" => {
+            for axis in AXES {
+                let [kernel, classes, step, count] =
+                    ["kernel", "classes", "step", "count"].map(|name| call.int(&format!("{name}_{axis}")));
+                assert_eq!([classes, count], [kernel.min(step), tasks(kernel, step)], "{axis} of {what}");
+            }
+            let classes: i64 = of_axes(call, "classes").iter().product();
+            assert!(call.int("slots") >= classes * call.int("group_out"), "{what}");
+        }
+        "direct_input_gradient" | "direct_weight_gradient" => {
+            for axis in TapAxis::all(call) {
+                let far = axis.input + (tasks(axis.kernel, axis.step) - 1) * axis.apart;
+                assert!(axis.rows >= far && axis.classes == axis.kernel.min(axis.step), "{what}");
+                // What a class and a row are of: outputs that follow each other as rows do.
+                assert_eq!(axis.step * axis.dilation, axis.apart * axis.stride, "{what}");
+            }
+            let pieces = tasks(product(call, &["n", "d_input", "h_input", "w_input"]), PIECE);
+            if call.has("splits") {
+                let tiles = ["group_in", "group_out"].map(|name| tasks(call.int(name), TILE));
+                let tasks = product(call, &["groups", "splits", "d_kernel", "h_kernel", "w_kernel"]);
+                assert!(pieces * PIECE < MOST_ROWS && call.int("splits") > 0, "{what}");
+                assert!(tasks * tiles[0] * tiles[1] < MOST_ROWS, "{what}");
+                assert!(call.int("x_pitch") >= product(call, &["groups", "group_in"]), "{what}");
+            }
+        }
+        "weight_gradient_sum" => {
+            let [splits, all] =
+                [&["splits"][..], &["taps", "in_channels", "group_out"]].map(|n| product(call, n));
+            assert!(splits > 0 && blocks == tasks(all, THREADS), "{what}");
+        }
+        _ => epilogue::check(call),
+    }
+}
+
+fn check_rows(call: &Call<'_>) {
+    let what = call.variant.name;
+    let [channels, groups, group_in, slots, round] =
+        call.ints(["channels", "groups", "group_in", "slots", "round"]);
+    let (out, width) = (call.pointer("out"), call.size("CHANNELS"));
+    let [rows, classes, size] = ["rows", "classes", "size"].map(|name| of_axes(call, name));
+    let positions = rows.iter().chain(&classes).product::<i64>();
+    let of_sample = tasks(positions, ELEMENTS / width) * tasks(channels, width);
+    assert!(positions < OVERFLOW && call.grid[0] == samples(call) * of_sample, "{what}");
+    assert!(samples(call) > 0 && samples(call) * rows.iter().product::<i64>() < MOST_ROWS, "{what}");
+    assert!(groups * group_in == channels && size.iter().all(|&size| size > 0), "{what}");
+    assert!(slots >= group_in * classes.iter().product::<i64>(), "{what}");
+    // Neighbouring channels are written by vectors, which the next kernels read rows by.
+    let vector = 16 / out.width as i64;
+    assert!(out.at.is_multiple_of(16) && groups * slots % vector == 0, "{what}");
+    assert!(group_in % vector > 0 || slots % vector == 0, "{what}");
+    assert!([0, 1].contains(&round) && (round == 0 || call.size("KIND") == 1), "{what}");
+    assert!(call.given("terms").is_some() == call.given("mean").is_some(), "{what}");
+    check_epilogue(call);
+}
+
+/// Does what a launch does.
+pub fn run(call: &Call<'_>, machine: &mut Machine) {
+    check(call);
+    match call.kernel() {
+        "gradient_rows" => rows(call, machine),
+        "gradient_weight" => weight(call, machine),
+        "direct_input_gradient" => direct_input(call, machine),
+        "direct_weight_gradient" => direct_weight(call, machine),
+        "weight_gradient" => weight_gradient::run(call, machine),
+        "weight_gradient_sum" => sum(call, machine),
+        _ => epilogue::run(call, machine),
+    }
+}
+
+/// A tensor by rows, each with the slots of every group: of a class and a channel the element at `s*i - p + j*d`, or the
+/// gradient that follows from it.
+fn rows(call: &Call<'_>, machine: &mut Machine) {
+    let ([groups, group_in], steps) = (call.ints(["groups", "group_in"]), Steps::new(call, "group_in"));
+    let [size, counts, classes, stride, padding, dilation] =
+        ["size", "rows", "classes", "stride", "padding", "dilation"].map(|name| of_axes(call, name));
+    let strides = call.ints(["x_d", "x_h", "x_w"]);
+    let [x_n, x_c] = call.ints(["x_n", "x_c"]);
+    let [x, out, control] = ["x", "out", "control"].map(|name| call.pointer(name));
+    let (y, terms, epilogue) = (call.given("y"), call.given("terms"), Epilogue::new(call, machine));
+    let mut most = 0.0;
+    for (line, (sample, i)) in (0..).zip((0..samples(call)).flat_map(|n| every(counts).map(move |i| (n, i))))
+    {
+        for (class, j) in (0..).zip(every(classes)) {
+            let o = [0, 1, 2].map(|a| stride[a] * i[a] - padding[a] + j[a] * dilation[a]);
+            let inside = (0..3).all(|a| (0..size[a]).contains(&o[a]));
+            let from = sample * x_n + (0..3).map(|a| o[a] * strides[a]).sum::<i64>();
+            for c in 0..groups * group_in {
+                let mut value = if inside { machine.read(x, from + c * x_c) } else { 0.0 };
+                if let Some(y) = y.filter(|_| inside) {
+                    let y = machine.read(y, from + c * x_c);
+                    let At { h, v, factor, group } = epilogue.at(machine, [sample, c], y);
+                    let dv = back(epilogue.post, v, value);
+                    let [q, r] = terms.map_or([0.0; 2], |at| [0, 1].map(|k| machine.read(at, 2 * group + k)));
+                    let da = if terms.is_some() { factor * dv + (q + r * h) } else { dv };
+                    value = back(epilogue.first, y, da);
+                }
+                most = bits(value).max(most);
+                machine.write(out, steps.at(line, [c / group_in, class, c % group_in]), value);
+            }
+        }
+    }
+    // Of float64 nobody asks.
+    if call.size("KIND") != 4 {
+        raise_first(machine, control, most);
+    }
+}
+
+fn raise_first(machine: &mut Machine, word: Pointer, most: f64) {
+    machine.update(word, 0, |before| before.max(most));
+}
+
+/// The weight as that of the convolution of stride 1 whose channels are the slots.
+fn weight(call: &Call<'_>, machine: &mut Machine) {
+    let [groups, group_in, group_out, slots] = call.ints(["groups", "group_in", "group_out", "slots"]);
+    let [kernel, classes, step, count] =
+        ["kernel", "classes", "step", "count"].map(|name| of_axes(call, name));
+    let (w, out) = (call.pointer("w"), call.pointer("out"));
+    let all_classes: i64 = classes.iter().product();
+    let mut most = 0.0;
+    let pairs = (0..groups * slots).flat_map(|row| (0..group_in).map(move |ci| (row, ci)));
+    for (at, ((row, ci), m)) in (0..).zip(pairs.flat_map(|pair| every(count).map(move |m| (pair, m)))) {
+        let (group, class, co) = (row / slots, row % slots / group_out, row % slots % group_out);
+        let j = every(classes).nth(class as usize).filter(|_| class < all_classes);
+        let t = j.map(|j| [0, 1, 2].map(|a| j[a] + (count[a] - 1 - m[a]) * step[a]));
+        let t = t.filter(|t| (0..3).all(|a| t[a] < kernel[a]));
+        let value = t.map_or(0.0, |[td, th, tw]| {
+            let pair = (group * group_in + ci) * group_out + co;
+            machine.read(w, ((pair * kernel[0] + td) * kernel[1] + th) * kernel[2] + tw)
+        });
+        most = bits(value).max(most);
+        machine.write(out, at, value);
+    }
+    raise(call, machine, 0, most);
+}
+
+/// Whether the result of another kernel stands, which multiplied numbers that are all finite, also as tf32.
+pub fn stands(call: &Call<'_>, machine: &Machine) -> bool {
+    call.given("control")
+        .is_some_and(|control| (0..2).all(|word| machine.read(control, word) < INFINITE_AS_TF32))
+}
+
+/// Of each tap that reads something for a voxel: which tap it is, its class and the row.
+fn reads(axes: &[TapAxis; 3], sample: i64, i: [i64; 3]) -> Vec<[i64; 3]> {
+    let [depth, height, width] = axes;
+    let [of_d, of_h, of_w] = [0, 1, 2].map(|a| axes[a].taps(i[a]));
+    let mut found = Vec::new();
+    for [td, jd, qd] in &of_d {
+        for [th, jh, qh] in &of_h {
+            for [tw, jw, qw] in &of_w {
+                let row = ((sample * depth.rows + qd) * height.rows + qh) * width.rows + qw;
+                let class = (jd * height.classes + jh) * width.classes + jw;
+                found.push([(td * height.kernel + th) * width.kernel + tw, class, row]);
+            }
+        }
+    }
+    found
+}
+
+/// The gradient of the input by its definition, unless another's stands.
+fn direct_input(call: &Call<'_>, machine: &mut Machine) {
+    if stands(call, machine) {
+        return;
+    }
+    let axes = TapAxis::all(call);
+    let [n, groups, group_in, group_out] = call.ints(["n", "groups", "group_in", "group_out"]);
+    let steps = Steps::new(call, "group_out");
+    let [rows, w, dx] = ["rows", "w", "dx"].map(|name| call.pointer(name));
+    let [x_n, x_c, x_d, x_h, x_w] = call.ints(["x_n", "x_c", "x_d", "x_h", "x_w"]);
+    let taps: i64 = axes.iter().map(|axis| axis.kernel).product();
+    let voxels = axes.each_ref().map(|axis| axis.input);
+    for (sample, i) in (0..n).flat_map(|n| every(voxels).map(move |i| (n, i))) {
+        let reads = reads(&axes, sample, i);
+        for channel in 0..groups * group_in {
+            let mut sum = 0.0;
+            for &[t, class, row] in &reads {
+                for co in 0..group_out {
+                    let dy = machine.read(rows, steps.at(row, [channel / group_in, class, co]));
+                    sum += dy * machine.read(w, (channel * group_out + co) * taps + t);
+                }
+            }
+            machine.write(dx, sample * x_n + channel * x_c + i[0] * x_d + i[1] * x_h + i[2] * x_w, sum);
+        }
+    }
+}
+
+/// The gradient of the weight by its definition, unless another's stands: of the voxels every `splits`-th piece.
+fn direct_weight(call: &Call<'_>, machine: &mut Machine) {
+    if stands(call, machine) {
+        return;
+    }
+    let axes = TapAxis::all(call);
+    let [n, groups, group_in, group_out] = call.ints(["n", "groups", "group_in", "group_out"]);
+    let steps = Steps::new(call, "group_out");
+    let [x_pitch, splits] = call.ints(["x_pitch", "splits"]);
+    let [x, rows, partial] = ["x", "rows", "partial"].map(|name| call.pointer(name));
+    let taps: i64 = axes.iter().map(|axis| axis.kernel).product();
+    let counts = axes.each_ref().map(|axis| axis.rows);
+    let channels = groups * group_in;
+    let mut sums = vec![0.0; (splits * taps * channels * group_out) as usize];
+    let voxels = (0..n).flat_map(|n| every(axes.each_ref().map(|axis| axis.input)).map(move |i| (n, i)));
+    for (voxel, (sample, i)) in (0..).zip(voxels) {
+        let split = voxel / PIECE % splits;
+        let row = ((sample * counts[0] + i[0]) * counts[1] + i[1]) * counts[2] + i[2];
+        let of_x: Vec<f64> = (0..channels).map(|ci| machine.read(x, row * x_pitch + ci)).collect();
+        for [t, class, row] in reads(&axes, sample, i) {
+            for (ci, x) in (0..).zip(&of_x) {
+                let first = ((split * taps + t) * channels + ci) * group_out;
+                for co in 0..group_out {
+                    let dy = machine.read(rows, steps.at(row, [ci / group_in, class, co]));
+                    sums[(first + co) as usize] += x * dy;
+                }
+            }
+        }
+    }
+    (0..).zip(sums).for_each(|(at, sum)| machine.write(partial, at, sum));
+}
+
+/// Adds up the parts of the gradient of the weight.
+fn sum(call: &Call<'_>, machine: &mut Machine) {
+    let [splits, taps, in_channels, group_out] = call.ints(["splits", "taps", "in_channels", "group_out"]);
+    let (partial, dw, pairs) = (call.pointer("partial"), call.pointer("dw"), in_channels * group_out);
+    for (t, pair) in (0..taps).flat_map(|t| (0..pairs).map(move |pair| (t, pair))) {
+        let part = |split| machine.read(partial, (split * taps + t) * pairs + pair);
+        let sum = (0..splits).map(part).sum();
+        machine.write(dw, pair * taps + t, sum);
+    }
+}
+
+/// What is unusual about a launch.
+pub fn features(call: &Call<'_>, machine: &Machine) -> Vec<&'static str> {
+    let found = match call.kernel() {
+        "gradient_rows" => {
+            let [channels, groups, group_in, slots] = call.ints(["channels", "groups", "group_in", "slots"]);
+            let classes: i64 = of_axes(call, "classes").iter().product();
+            let vector = 16 / call.pointer("out").width as i64;
+            let gradient = call.pointer("x").buffer == Buffer::GradOutput;
+            vec![
+                ("blocks of channels of rows", channels > call.size("CHANNELS")),
+                ("channels of rows one by one", group_in % vector > 0),
+                ("classes", classes > 1),
+                ("groups", groups > 1),
+                ("rows of channels last", call.int("x_c") == 1),
+                ("rows that are rounded", call.int("round") == 1),
+                ("slots past the last class", gradient && slots > classes * group_in),
+                ("rows of a bare convolution", gradient && call.given("y").is_none()),
+            ]
+        }
+        "weight_gradient" => weight_gradient::features(call),
+        "direct_input_gradient" | "direct_weight_gradient" => {
+            let input = call.kernel() == "direct_input_gradient";
+            let done = !stands(call, machine);
+            vec![
+                ("the input by the definition", done && input),
+                ("the weight by the definition", done && !input),
+                ("splits", !input && done && call.int("splits") > 1),
+            ]
+        }
+        _ => return epilogue::features(call),
+    };
+    found.into_iter().filter(|(_, is)| *is).map(|(what, _)| what).collect()
+}

@@ -1,0 +1,374 @@
+//! Plans of training run by the kernels' contracts, against the reference.
+
+use super::machine::Machine;
+use super::manifest::{devices, variants_for};
+use super::{FORMATS, contracts, fits, gradient, launches, weight_gradient};
+use crate::plan::{Buffer, Plan, Request, Task};
+use crate::{Algorithm, DeviceInfo, Variant};
+use std::collections::BTreeSet;
+use volup::reference::{Expected, backward, forward, forward_for_training, statistics};
+use volup::testing::{Case, Fill, cases, compare, random_case, tensor};
+use volup::{BlockSpec, DType, Data, Gradients, MemoryFormat, Parameters, Precision, Saved, Tensor, Wanted};
+
+/// Less than any address that is wrong does, more than the square of what the split leaves out.
+const ROUNDOFF: f64 = 1e-9;
+/// What is wanted of that which a block has.
+pub fn wanted_of(block: &BlockSpec, wanted: Wanted) -> Wanted {
+    let affine = block.norm().is_some_and(|norm| norm.affine());
+    Wanted {
+        bias: wanted.bias && block.conv().has_bias(),
+        norm_weight: wanted.norm_weight && affine,
+        norm_bias: wanted.norm_bias && affine,
+        ..wanted
+    }
+}
+
+/// A case's tensors in double precision, rounded to a type, with all that training makes of them.
+pub struct Example {
+    case: Case,
+    dtype: DType,
+    input: Tensor,
+    parameters: Parameters,
+    grad_output: Tensor,
+    convolution: Expected,
+    output: Expected,
+    saved: Saved<Tensor>,
+    gradients: Gradients<Expected>,
+}
+
+impl Example {
+    /// `change` changes the input, the weight and the gradient of the output.
+    pub fn new(case: &Case, dtype: DType, change: impl Fn([&mut Vec<f64>; 3])) -> Example {
+        let (geometry, block) = (case.geometry(), &case.block);
+        let (input, parameters) = case.inputs(dtype, Fill::Normal, 5);
+        let shape = geometry.output_shape();
+        let gradient = tensor(&shape, dtype, MemoryFormat::Contiguous, Fill::Normal, 1.0, 9);
+        let [mut x, mut w, mut g] = [input, parameters.weight, gradient].map(|tensor| tensor.to_f64());
+        change([&mut x, &mut w, &mut g]);
+        let of = |shape: &[usize], values| Tensor::new(shape, values).expect("as many values");
+        let [bias, norm_weight, norm_bias] = [parameters.bias, parameters.norm_weight, parameters.norm_bias]
+            .map(|tensor| tensor.map(|tensor| of(tensor.shape(), tensor.to_f64())));
+        let (input, grad_output) = (of(&geometry.input_shape(), x), of(&shape, g));
+        let parameters =
+            Parameters { weight: of(&block.conv().weight_shape(), w), bias, norm_weight, norm_bias };
+        let bare = BlockSpec::from(*block.conv());
+        let convolution = forward(&bare, &geometry, &parameters, &input, ROUNDOFF);
+        let output = forward_for_training(block, &geometry, &parameters, &input, ROUNDOFF);
+        let mut saved = Saved::default();
+        if *block != bare {
+            let stored = of(&shape, convolution.values.clone());
+            if let Some(norm) = block.norm() {
+                let [mean, rstd] = statistics(block, &geometry, &stored)
+                    .map(|expected| of(&[geometry.batch(), norm.groups()], expected.values));
+                (saved.mean, saved.rstd) = (Some(mean), Some(rstd));
+            }
+            saved.convolution = Some(stored);
+        }
+        let gradients = backward(block, &geometry, &parameters, &input, &saved, &grad_output, ROUNDOFF);
+        let case = case.clone();
+        Example { case, dtype, input, parameters, grad_output, convolution, output, saved, gradients }
+    }
+
+    pub fn request(&self, task: Task, precision: Precision, formats: [MemoryFormat; 2]) -> Request {
+        Request {
+            task,
+            block: self.case.block,
+            geometry: self.case.geometry(),
+            dtype: self.dtype,
+            precision,
+            input_format: formats[0],
+            output_format: formats[1],
+            algorithm: None,
+        }
+    }
+
+    /// A machine with what both passes are given.
+    fn machine(&self, plan: &Plan, request: &Request) -> Machine {
+        let mut machine = Machine::new(plan.workspace_bytes);
+        let width = self.dtype.size();
+        let Parameters { weight, bias, norm_weight, norm_bias } = &self.parameters;
+        machine.fill(Buffer::Input, width, &in_memory(&self.input, request.input_format));
+        machine.fill(Buffer::Weight, width, &weight.to_f64());
+        let given = [(Buffer::Bias, bias), (Buffer::NormWeight, norm_weight), (Buffer::NormBias, norm_bias)];
+        for (buffer, tensor) in given {
+            tensor.iter().for_each(|tensor| machine.fill(buffer, width, &tensor.to_f64()));
+        }
+        machine
+    }
+
+    /// What the forward pass computes is what it should.
+    pub fn check_forward(&self, plan: &Plan, request: &Request, output: bool) {
+        let (block, shape) = (&request.block, request.geometry.output_shape());
+        let mut machine = self.machine(plan, request);
+        let (width, of_sums) = (self.dtype.size(), self.dtype.accumulator().size());
+        let elements: usize = shape.iter().product();
+        let groups = block.norm().map_or(0, |norm| norm.groups() * request.geometry.batch());
+        machine.allocate(Buffer::Output, if output { elements * width } else { 0 });
+        machine.allocate(Buffer::Convolution, elements * width);
+        machine.allocate(Buffer::Mean, groups * of_sums);
+        machine.allocate(Buffer::Rstd, groups * of_sums);
+        machine.run(plan, contracts::run);
+        let read = |buffer| {
+            let values = Data::F64(machine.values(buffer, width));
+            Tensor::with_format(&shape, request.output_format, values).expect("as many values")
+        };
+        if output {
+            check("the output", &self.output, &read(Buffer::Output));
+        }
+        let convolution = read(Buffer::Convolution);
+        check("the convolution's output", &self.convolution, &convolution);
+        if block.norm().is_some() {
+            let expected = statistics(block, &request.geometry, &convolution);
+            for (mut expected, buffer) in expected.into_iter().zip([Buffer::Mean, Buffer::Rstd]) {
+                let values = machine.values(buffer, of_sums);
+                // How sums are rounded is the kernels' matter.
+                expected.bounds.iter_mut().for_each(|bound| *bound = bound.max(ROUNDOFF));
+                check(&format!("{buffer:?}"), &expected, &Tensor::new(&[groups], values).expect("a row"));
+            }
+        }
+    }
+
+    /// What the backward pass computes is what it should; what was unusual.
+    pub fn check_backward(&self, plan: &Plan, request: &Request) -> BTreeSet<&'static str> {
+        let Task::Backward(wanted) = request.task else { panic!("{request:?}") };
+        let mut machine = self.machine(plan, request);
+        let width = self.dtype.size();
+        machine.fill(Buffer::GradOutput, width, &in_memory(&self.grad_output, request.output_format));
+        let Saved { convolution, mean, rstd } = &self.saved;
+        if let Some(convolution) = convolution {
+            machine.fill(Buffer::Convolution, width, &in_memory(convolution, request.output_format));
+        }
+        for (buffer, tensor) in [(Buffer::Mean, mean), (Buffer::Rstd, rstd)] {
+            let width = self.dtype.accumulator().size();
+            tensor.iter().for_each(|tensor| machine.fill(buffer, width, &tensor.to_f64()));
+        }
+        let Gradients { input, weight, bias, norm_weight, norm_bias } = &self.gradients;
+        let vector = [request.geometry.conv().out_channels()];
+        let (of_input, of_weight) = (request.geometry.input_shape(), request.geometry.conv().weight_shape());
+        let gradients = [
+            (Buffer::GradInput, wanted.input, input, &of_input[..]),
+            (Buffer::GradWeight, wanted.weight, weight, &of_weight),
+            (Buffer::GradBias, wanted.bias, bias, &vector),
+            (Buffer::GradNormWeight, wanted.norm_weight, norm_weight, &vector),
+            (Buffer::GradNormBias, wanted.norm_bias, norm_bias, &vector),
+        ];
+        for (buffer, wanted, _, shape) in gradients {
+            machine.allocate(buffer, if wanted { shape.iter().product::<usize>() * width } else { 0 });
+        }
+        machine.run(plan, contracts::run);
+        for (buffer, _, expected, shape) in gradients.into_iter().filter(|gradient| gradient.1) {
+            let format = if buffer == Buffer::GradInput { request.input_format } else { FORMATS[0] };
+            let got = Tensor::with_format(shape, format, Data::F64(machine.values(buffer, width)));
+            let expected = expected.as_ref().expect("a gradient of what the block has");
+            check(&format!("{buffer:?}"), expected, &got.expect("as many values"));
+        }
+        let calls = launches(plan);
+        let short = calls.iter().any(|call| call.has("class_panels")).then_some("taps that are there");
+        let calls = calls.iter().filter(|call| call.variant.family == "gradient");
+        calls.flat_map(|call| gradient::features(call, &machine)).chain(short).collect()
+    }
+}
+
+/// A tensor's values in the order of a format.
+fn in_memory(tensor: &Tensor, format: MemoryFormat) -> Vec<f64> {
+    let Data::F64(values) = tensor.cast(DType::F64, format).expect("of rank 5").into_data() else {
+        unreachable!("it was cast")
+    };
+    values
+}
+
+fn check(what: &str, expected: &Expected, got: &Tensor) {
+    let deviation = compare(expected, got);
+    assert!(deviation.is_ok(), "{what}: {deviation}");
+}
+
+/// Plans a request and holds the plan against what the kernels ask for.
+pub fn planned(example: &Example, request: &Request, device: &DeviceInfo, variants: &[&Variant]) -> Plan {
+    let plan = Plan::new(request, device, variants).expect("a plan");
+    let Request { task, dtype, precision, input_format, output_format, .. } = request;
+    println!("{}; {task:?}, {dtype}, {precision}, {input_format}, {output_format}; {plan}", example.case);
+    launches(&plan).iter().for_each(|call| fits(call, &plan, &format!("{request:?}")));
+    plan
+}
+
+/// What the table has not, and why.
+const ROWS: [(&str, &str); 11] = [
+    ("n 1, 19x21x23, 1>2, k 1, bias, relu, gn 2", "chunks of a row, rows that start in a vector"),
+    ("n 1, 16x16x32, 1>2, k 1, silu, gn 2 plain", "a last chunk without elements"),
+    ("n 1, 12x13x30, 1>36, k 1, bias, gelu", "chunks of positions, threads without channels"),
+    ("n 1, 5x5x41, 1>255, k 1, relu, gn 3", "more chunks than a warp has lanes"),
+    ("n 2, 1x2x2, 1>1032, k 1, bias, gn 3, relu", "blocks of channels of four"),
+    ("n 1, 1x2x2, 1>259, k 1, leaky_relu(0.1)", "blocks of channels one by one"),
+    ("n 40, 1x2x2, 2>3, k 1x1x2, bias, gn 1", "more samples than a warp has lanes"),
+    ("n 1, 16x16x16, 3>5, k 3, p 1", "shares, and splits of the definition's"),
+    ("n 2, 2x3x8, 140>36, k 2x1x3, g 2, relu", "tiles of channels on both sides, shifts past the last"),
+    ("n 1, 1x1x2200, 1>1, k 1x1x5, p 0x0x2", "many shares of one line"),
+    ("n 2, 3x4x6, 12>20, k 4x3x5, s 2x1x2, p 1, bias, gn 4", "classes of several taps each"),
+];
+
+fn own() -> impl Iterator<Item = Case> {
+    ROWS.iter().map(|(line, why)| Case::parse("training", line, why).expect("a valid case"))
+}
+
+/// A device's kernels with one tile of `weight_gradient` of each kind of numbers alone, or for 0 with all.
+fn with_tile(variants: &[Variant], tile: usize) -> Vec<&Variant> {
+    let of_kind = |variant: &Variant| (variant.entry, variant.types, variant.param("KIND"));
+    let kept = |&(at, variant): &(usize, &Variant)| {
+        let before = variants[..at].iter().filter(|other| of_kind(other) == of_kind(variant));
+        variant.entry != "weight_gradient" || tile == 0 || before.count() + 1 == tile
+    };
+    variants.iter().enumerate().filter(kept).map(|(_, variant)| variant).collect()
+}
+
+/// The most tiles of `weight_gradient` that there are for a kind of numbers.
+const TILES: usize = 5;
+
+/// How a case is run: in turn with each pair of formats, with all tiles, each alone and none, and each family for the
+/// input's gradient.
+pub struct Turn {
+    pub formats: [MemoryFormat; 2],
+    tile: usize,
+    pub algorithm: Option<Algorithm>,
+}
+
+impl Turn {
+    pub fn new(turn: usize) -> Turn {
+        let formats = [turn % 2, turn / 2 % 2].map(|format| FORMATS[format]);
+        let algorithm = Algorithm::ALL.get(turn / 4 % (Algorithm::ALL.len() + 1)).copied();
+        Turn { formats, tile: turn % (TILES + 2), algorithm }
+    }
+}
+
+/// Runs the backward pass of a case, and the forward pass if that is asked for.
+fn passes(
+    example: &Example,
+    precision: Precision,
+    turn: usize,
+    with_forward: bool,
+) -> BTreeSet<&'static str> {
+    let ([_, hopper, _], Turn { formats, tile, algorithm }) = (devices(), Turn::new(turn));
+    let all = weight_gradient::that_fit(variants_for(hopper.arch));
+    let variants = with_tile(&all, tile);
+    let of = |task| Request { algorithm, ..example.request(task, precision, formats) };
+    let mut found = BTreeSet::new();
+    if with_forward {
+        let output = !turn.is_multiple_of(3);
+        let request = Request { algorithm: None, ..of(Task::Training { output }) };
+        let plan = planned(example, &request, &hopper, &variants);
+        example.check_forward(&plan, &request, output);
+        let calls = launches(&plan).into_iter().filter(|call| call.variant.family == "gradient");
+        found.extend(calls.flat_map(|call| gradient::features(&call, &Machine::new(0))));
+    }
+    let request = of(Task::Backward(wanted_of(&example.case.block, Wanted::ALL)));
+    let plan = planned(example, &request, &hopper, &variants);
+    found.extend(example.check_backward(&plan, &request));
+    found
+}
+
+/// Runs all cases of a type.
+fn check_all(dtype: DType, precision: Precision, first: usize) -> BTreeSet<&'static str> {
+    let mut found = BTreeSet::new();
+    let table = cases().into_iter().filter(|case| case.batch != Some(0)).map(|case| (case, 1));
+    for (turn, (case, formats)) in (first..).zip(table.chain(own().map(|case| (case, 2)))) {
+        let example = Example::new(&case, dtype, |_| {});
+        for turn in [turn, turn + 2].into_iter().take(formats) {
+            found.extend(passes(&example, precision, turn, true));
+        }
+    }
+    found
+}
+
+#[test]
+fn gradients_of_f32_are_those_of_the_definition() {
+    let mut found = check_all(DType::F32, Precision::Ieee, 0);
+    found.extend(check_all(DType::F32, Precision::Tf32, 1));
+    let (tiles, found): (BTreeSet<_>, BTreeSet<_>) =
+        found.into_iter().partition(|what| what.starts_with("weight_gradient_"));
+    let all = weight_gradient::that_fit(variants_for(devices()[1].arch));
+    let of_f32 = all.iter().filter(|variant| variant.entry == "weight_gradient" && variant.types.is_empty());
+    assert_eq!(tiles, of_f32.map(|variant| variant.name).collect());
+    let expected = [
+        "a chunk without elements",
+        "blocks of channels",
+        "blocks of channels of rows",
+        "blocks that do nothing",
+        "channels of rows one by one",
+        "channels one by one",
+        "chunks of a row",
+        "chunks of a sample",
+        "classes",
+        "groups",
+        "groups of the weight",
+        "less than a vector",
+        "more channels of a group than a block has warps",
+        "more chunks than a warp has lanes",
+        "more samples than a warp has lanes",
+        "nothing behind the convolution",
+        "rows apart along width",
+        "rows of a bare convolution",
+        "rows of channels last",
+        "rows that are rounded",
+        "rows that start in a vector",
+        "shares",
+        "shifts along all axes",
+        "shifts at once",
+        "shifts past the last",
+        "slots past the last class",
+        "some vectors alone",
+        "splits",
+        "the weight by the definition",
+        "threads without channels",
+        "tiles of the gradient's channels",
+        "tiles of the input's channels",
+    ];
+    assert_eq!(found.into_iter().collect::<Vec<_>>(), expected);
+}
+
+#[test]
+fn gradients_of_narrow_types_are_those_of_the_definition() {
+    check_all(DType::Bf16, Precision::Ieee, 2);
+    check_all(DType::F16, Precision::Ieee, 3);
+}
+
+#[test]
+fn gradients_of_f64_are_those_of_the_definition() {
+    let found = check_all(DType::F64, Precision::Ieee, 0);
+    let expected = [
+        "a chunk without elements",
+        "blocks of channels",
+        "blocks of channels of rows",
+        "channels of rows one by one",
+        "channels one by one",
+        "chunks of a row",
+        "chunks of a sample",
+        "classes",
+        "groups",
+        "less than a vector",
+        "more channels of a group than a block has warps",
+        "more chunks than a warp has lanes",
+        "more samples than a warp has lanes",
+        "nothing behind the convolution",
+        "rows of a bare convolution",
+        "rows of channels last",
+        "rows that start in a vector",
+        "slots past the last class",
+        "some vectors alone",
+        "splits",
+        "the input by the definition",
+        "the weight by the definition",
+        "threads without channels",
+    ];
+    assert_eq!(found.into_iter().collect::<Vec<_>>(), expected);
+}
+
+#[test]
+fn gradients_of_random_cases_are_those_of_the_definition() {
+    for (turn, seed) in (0..300).enumerate() {
+        let case = random_case(seed);
+        if case.batch != Some(0) {
+            println!("seed {seed}");
+            let example = Example::new(&case, DType::ALL[turn % 4], |_| {});
+            passes(&example, Precision::ALL[turn / 4 % 2], turn / 3, turn.is_multiple_of(5));
+        }
+    }
+}

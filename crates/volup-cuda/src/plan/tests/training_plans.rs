@@ -1,0 +1,378 @@
+//! What plans of training ask of the kernels, when there is one, and what of it would show if it were wrong.
+
+use super::manifest::{devices, source, variants_for};
+use super::results::unnoticed;
+use super::training::{Example, Turn, planned, wanted_of};
+use super::{FORMATS, fits, launches, weight_gradient};
+use crate::plan::{Argument, Buffer, Plan, Request, Step, Task};
+use crate::{Algorithm, DeviceInfo, Variant};
+use std::collections::BTreeSet;
+use volup::testing::{Case, cases};
+use volup::{BlockSpec, DType, Error, Precision, Wanted};
+
+/// No gradient.
+const NONE: Wanted =
+    Wanted { input: false, weight: false, bias: false, norm_weight: false, norm_bias: false };
+
+/// The device that the kernels are for, and these.
+fn hopper() -> DeviceInfo {
+    let [_, hopper, _] = devices();
+    hopper
+}
+
+fn all() -> Vec<Variant> {
+    weight_gradient::that_fit(variants_for(hopper().arch))
+}
+
+/// Everything that can be asked of the passes of a case, in turn with each pair of formats.
+fn requests(case: &Case, turn: usize) -> Vec<Request> {
+    let mut requests = Vec::new();
+    let wanted = [
+        Wanted::ALL,
+        Wanted { input: false, ..Wanted::ALL },
+        Wanted { input: true, weight: true, ..NONE },
+        Wanted { input: true, ..NONE },
+        Wanted { input: false, weight: false, ..Wanted::ALL },
+        NONE,
+    ];
+    let backward = wanted.map(|wanted| Task::Backward(wanted_of(&case.block, wanted)));
+    let forward = [true, false].map(|output| Task::Training { output });
+    for (task, (dtype, precision)) in forward.into_iter().chain(backward).flat_map(|task| {
+        DType::ALL.into_iter().flat_map(move |dtype| Precision::ALL.map(|p| (task, (dtype, p))))
+    }) {
+        let Turn { formats: [input_format, output_format], .. } = Turn::new(turn + requests.len());
+        requests.push(Request {
+            task,
+            block: case.block,
+            geometry: case.geometry(),
+            dtype,
+            precision,
+            input_format,
+            output_format,
+            algorithm: None,
+        });
+    }
+    requests
+}
+
+/// Words are cleared before they are raised or read, what is given is there, launches overlap where both know of it, and
+/// numbers are rounded for those that multiply rounded ones.
+fn check(plan: &Plan, request: &Request, what: &str) {
+    let bare = request.block == BlockSpec::from(*request.block.conv());
+    let norm = request.block.norm().is_some();
+    let (wanted, output) = match request.task {
+        Task::Backward(wanted) => (wanted, false),
+        Task::Training { output } => (NONE, output),
+        Task::Forward => unreachable!("no pass of training"),
+    };
+    let backward = matches!(request.task, Task::Backward(_));
+    let is_there = |buffer| match buffer {
+        Buffer::Output => output,
+        Buffer::GradOutput => backward,
+        Buffer::Convolution => !bare || !backward,
+        Buffer::Mean | Buffer::Rstd => norm,
+        Buffer::GradInput => wanted.input,
+        Buffer::GradWeight => wanted.weight,
+        Buffer::GradBias => wanted.bias,
+        Buffer::GradNormWeight => wanted.norm_weight,
+        Buffer::GradNormBias => wanted.norm_bias,
+        // Those that the block lacks are address 0.
+        Buffer::Input | Buffer::Weight | Buffer::Bias | Buffer::NormWeight | Buffer::NormBias => true,
+        Buffer::Workspace => plan.workspace_bytes > 0,
+    };
+    let mut cleared = BTreeSet::new();
+    let mut previous: Option<&Variant> = None;
+    for step in &plan.steps {
+        let Step::Launch { variant, arguments, overlap, .. } = step else {
+            let &Step::Clear { at, words } = step else { unreachable!("a step") };
+            assert!(at + 4 * words as u64 <= plan.workspace_bytes as u64 && at.is_multiple_of(4), "{what}");
+            cleared.extend((words < 16).then_some(at..at + 4 * words as u64).into_iter().flatten());
+            previous = None;
+            continue;
+        };
+        let pointers = arguments.iter().filter_map(|argument| match argument {
+            Argument::Pointer(buffer, at) => Some((*buffer, *at)),
+            _ => None,
+        });
+        assert!(pointers.clone().all(|(buffer, _)| is_there(buffer)), "{} of {what}", variant.name);
+        let before = previous.is_some_and(|previous| source(previous).contains("let_next_start();"));
+        let waits = source(variant).contains(" await_previous();");
+        assert!(!overlap || before && waits, "{} of {what}", variant.name);
+        previous = Some(variant);
+    }
+    for call in launches(plan).iter().filter(|call| call.variant.family == "gradient") {
+        let control = if call.has("control") { call.given("control") } else { None };
+        let words = if call.kernel().starts_with("direct_") { 8 } else { 4 };
+        let is_cleared = |at: usize| (at..at + words).all(|at| cleared.contains(&(at as u64)));
+        assert!(control.is_none_or(|control| is_cleared(control.at)), "{} of {what}", call.variant.name);
+        let tf32 = request.dtype == DType::F32 && request.precision == Precision::Tf32;
+        assert!(!call.has("round") || call.int("round") == i64::from(tf32), "{what}");
+        let kind = call.variant.param("KIND").expect("a kind of numbers");
+        let right = match request.dtype {
+            DType::F64 => kind == 4,
+            DType::F32 if call.kernel() == "weight_gradient" => kind == if tf32 { 1 } else { 3 },
+            DType::F32 => kind == 1,
+            _ => kind == 0 || call.kernel() == "gradient_merge" && kind == 1,
+        };
+        assert!(right, "{} of {what}", call.variant.name);
+    }
+}
+
+#[test]
+fn kernels_get_what_they_ask_for() {
+    let variants = all();
+    let variants: Vec<&Variant> = variants.iter().collect();
+    for (turn, case) in super::planned().iter().enumerate() {
+        // Fewer multiprocessors have fewer shares and splits.
+        let multiprocessors = if turn.is_multiple_of(2) { 132 } else { 3 };
+        let device = DeviceInfo { multiprocessors, ..hopper() };
+        for request in requests(case, turn) {
+            let what = format!("{case}, {request:?}");
+            let plan =
+                Plan::new(&request, &device, &variants).unwrap_or_else(|error| panic!("{error}: {what}"));
+            launches(&plan).iter().for_each(|call| fits(call, &plan, &what));
+            check(&plan, &request, &what);
+            // Of float64 by the definition alone.
+            let names: BTreeSet<&str> = launches(&plan).iter().map(|call| call.kernel()).collect();
+            let fast = ["weight_gradient", "gradient_weight"].iter().any(|name| names.contains(name));
+            assert!(request.dtype != DType::F64 || plan.algorithm == Algorithm::Direct && !fast, "{plan}");
+            let nothing = request.task == Task::Backward(NONE);
+            assert_eq!(plan.steps.is_empty(), nothing, "{plan}");
+        }
+    }
+}
+
+/// The fastest is the plan; each is another, and the last one takes no tile.
+#[test]
+fn candidates_are_a_tile_each() {
+    let variants = all();
+    let variants: Vec<&Variant> = variants.iter().collect();
+    for case in cases().iter().filter(|case| ["k3", "k-s", "k-long-w"].contains(&case.name)) {
+        for request in requests(case, 0).iter().filter(|request| request.dtype != DType::F64) {
+            let Task::Backward(Wanted { weight: true, .. }) = request.task else { continue };
+            let first = Plan::new(request, &hopper(), &variants).expect("a plan");
+            let plans = Plan::candidates(request, &hopper(), &variants, 16).expect("plans");
+            let texts: Vec<String> = plans.iter().map(ToString::to_string).collect();
+            assert_eq!(plans[0], first);
+            let tiles = &plans[..plans.len() - 1];
+            assert!(tiles.is_sorted_by(|one, other| one.seconds() <= other.seconds()), "{texts:#?}");
+            assert_eq!(texts.iter().collect::<BTreeSet<_>>().len(), plans.len(), "{texts:#?}");
+            assert!(
+                plans.len() > 2 && texts[plans.len() - 1].contains("weight by the definition"),
+                "{texts:#?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn an_empty_batch_asks_for_nothing() {
+    let variants = all();
+    let variants: Vec<&Variant> = variants.iter().collect();
+    for case in cases().iter().filter(|case| case.batch == Some(0)) {
+        for request in requests(case, 0) {
+            let plan = Plan::new(&request, &hopper(), &variants).expect("a plan");
+            assert!(plan.steps.is_empty() && plan.workspace_bytes == 0, "{plan}");
+        }
+    }
+}
+
+#[test]
+fn a_missing_kernel_is_named() {
+    let case = cases().into_iter().find(|case| case.name == "everything").expect("a row of the table");
+    let [ampere, _, small] = devices();
+    for request in requests(&case, 0).iter().filter(|request| request.task != Task::Backward(NONE)) {
+        // The kernels are for one architecture.
+        for device in [&ampere, &small] {
+            let error = super::plan(request, device, &[]).unwrap_err();
+            assert!(
+                matches!(&error, Error::MissingKernel { arch, .. } if *arch == device.arch.to_string()),
+                "{error}"
+            );
+        }
+        let variants = all();
+        let with = |kept: &dyn Fn(&Variant) -> bool| {
+            let variants: Vec<&Variant> = variants.iter().filter(|variant| kept(variant)).collect();
+            Plan::new(request, &hopper(), &variants)
+        };
+        let whole = with(&|_| true).expect("a plan");
+        for call in launches(&whole).iter().filter(|call| call.variant.family == "gradient") {
+            match with(&|variant| variant.entry != call.variant.entry) {
+                Ok(other) => {
+                    assert_eq!(call.kernel(), "weight_gradient");
+                    assert!(other.to_string().contains("; weight by the definition"), "{other}");
+                }
+                Err(Error::MissingKernel { name, arch }) => {
+                    assert!(name.contains(call.kernel()) && arch == "sm_90", "{name} for {arch}");
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
+}
+
+/// Where tiles would spill there are fewer: one of each kind is enough.
+#[test]
+fn plans_make_do_with_one_kernel_of_a_kind() {
+    let all = all();
+    let mut variants: Vec<&Variant> = Vec::new();
+    for variant in &all {
+        if !variants.iter().any(|other| super::does_the_same(other, variant)) {
+            variants.push(variant);
+        }
+    }
+    for (turn, case) in super::planned().iter().enumerate() {
+        for request in requests(case, turn) {
+            let plan = Plan::new(&request, &hopper(), &variants).expect("a plan");
+            launches(&plan).iter().for_each(|call| fits(call, &plan, &format!("{case}")));
+        }
+    }
+}
+
+/// Runs the backward pass by all kernels.
+fn runs(example: &Example, request: &Request) -> BTreeSet<&'static str> {
+    let variants = all();
+    let variants: Vec<&Variant> = variants.iter().collect();
+    example.check_backward(&planned(example, request, &hopper(), &variants), request)
+}
+
+#[test]
+fn each_gradient_alone_is_what_it_is_with_the_others() {
+    let alone = [
+        Wanted { input: true, ..NONE },
+        Wanted { weight: true, ..NONE },
+        Wanted { bias: true, ..NONE },
+        Wanted { norm_weight: true, ..NONE },
+        Wanted { norm_bias: true, ..NONE },
+        NONE,
+    ];
+    for case in cases().iter().filter(|case| ["last-block", "everything", "bias"].contains(&case.name)) {
+        for dtype in DType::ALL {
+            let example = Example::new(case, dtype, |_| {});
+            for wanted in alone.map(|wanted| wanted_of(&case.block, wanted)) {
+                let request = example.request(Task::Backward(wanted), Precision::Ieee, FORMATS);
+                runs(&example, &request);
+            }
+        }
+    }
+}
+
+/// What the fast paths cannot multiply is multiplied by the definition, and nothing else is.
+#[test]
+fn the_guards_notice_what_is_no_number() {
+    type Change = fn([&mut Vec<f64>; 3]);
+    let changes: [(Change, [bool; 2]); 4] = [
+        (|[x, ..]| x[3] = f64::NAN, [false, true]),
+        (|[_, w, _]| *w.last_mut().expect("a weight") = f64::NEG_INFINITY, [true, false]),
+        (|[.., g]| *g.last_mut().expect("a gradient") = f64::INFINITY, [true, true]),
+        (|[.., g]| g[0] = f64::NAN, [true, true]),
+    ];
+    let names = ["k3", "g2", "s2-d3", "p-crops-input", "k-s"];
+    for (turn, case) in cases().iter().filter(|case| names.contains(&case.name)).enumerate() {
+        for (dtype, precision) in
+            [DType::F32, DType::Bf16].into_iter().flat_map(|dtype| Precision::ALL.map(|p| (dtype, p)))
+        {
+            for (change, expected) in changes {
+                let example = Example::new(case, dtype, change);
+                let Turn { formats, algorithm, .. } = Turn::new(turn);
+                let task = Task::Backward(wanted_of(&case.block, Wanted::ALL));
+                let request = Request { algorithm, ..example.request(task, precision, formats) };
+                let found = runs(&example, &request);
+                let done = ["the input by the definition", "the weight by the definition"]
+                    .map(|what| found.contains(what));
+                assert_eq!(done, expected, "{case}");
+            }
+        }
+    }
+}
+
+/// Of classes that lack taps along every axis only those that are there are multiplied.
+#[test]
+fn gradients_by_the_taps_that_are_there_are_those_of_the_definition() {
+    let mut variants = all();
+    variants.retain(|variant| variant.entry != "halo_gemm" || variant.param("SHORT").is_some());
+    let variants: Vec<&Variant> = variants.iter().collect();
+    let wrong = [("halo_gemm", "class_panels classes_h classes_w")];
+    for line in ["n 2, 2x3x3, 3>16, k 3x4x5, s 2x3x2, p 1", "n 1, 3x2x4, 9>16, k 5x3x3, s 2, d 1x3x1, relu"] {
+        let case = Case::parse("short", line, "classes that lack taps").expect("a valid case");
+        for (dtype, precision) in
+            [(DType::F32, Precision::Ieee), (DType::F32, Precision::Tf32), (DType::F16, Precision::Ieee)]
+        {
+            let example = Example::new(&case, dtype, |_| {});
+            let task = Task::Backward(Wanted { input: true, ..NONE });
+            let request = example.request(task, precision, FORMATS);
+            let request = Request { algorithm: Some(Algorithm::HaloGemm), ..request };
+            let plan = planned(&example, &request, &hopper(), &variants);
+            assert!(example.check_backward(&plan, &request).contains("taps that are there"), "{plan}");
+            let shown = unnoticed(&plan, &wrong, |plan| {
+                example.check_backward(plan, &request);
+                true
+            });
+            assert!(shown.is_empty(), "{shown:?} may be wrong: {plan}");
+        }
+    }
+}
+
+/// What a wrong argument of the passes would do.
+#[test]
+fn a_wrong_argument_shows() {
+    let line = "n 2, 3x4x5, 6>8, k 3x4x5, s 2x3x2, d 1x2x3, p 1x2x1, g 2, bias, silu, gn 4, leaky_relu(0.1)";
+    let case = Case::parse("wrong", line, "everything that kernels are told matters").expect("a valid case");
+    let chunks = "voxels channels chunks channel_blocks activation";
+    let rows = [
+        (
+            "gradient_rows",
+            "channels group_channels activation post groups group_in slots x_n x_c x_d x_h x_w",
+        ),
+        ("gradient_rows", "size_d rows_d classes_d stride_d padding_d dilation_d"),
+        ("gradient_rows", "size_h rows_h classes_h stride_h padding_h dilation_h"),
+        ("gradient_rows", "size_w rows_w classes_w stride_w padding_w dilation_w"),
+        ("gradient_sums", chunks),
+        ("gradient_sums", "group_channels post"),
+        ("gradient_merge", "rows chunks"),
+        ("gradient_vectors", "samples channels group_channels"),
+        ("weight_gradient_sum", "splits taps in_channels group_out"),
+    ];
+    let fast = [
+        ("gradient_weight", "groups group_in group_out slots kernel_d classes_d step_d count_d"),
+        ("gradient_weight", "kernel_h classes_h step_h count_h kernel_w classes_w step_w count_w"),
+        ("weight_gradient", "count x_pitch pitch shift_d shift_h shift_w groups group_in group_out slots"),
+        ("weight_gradient", "kernel_d classes_d step_d count_d kernel_h classes_h step_h count_h"),
+        ("weight_gradient", "kernel_w classes_w step_w count_w splits share"),
+    ];
+    // An output more would be read as a zero.
+    let axes = "d_input d_stride d_padding d_dilation d_kernel d_rows d_classes d_step d_apart \
+                h_input h_stride h_padding h_dilation h_kernel h_rows h_classes h_step h_apart \
+                w_input w_stride w_dilation w_kernel w_rows w_classes w_step w_apart";
+    let defined = [
+        ("direct_input_gradient", "n groups group_in group_out slots x_n x_c x_d x_h x_w"),
+        ("direct_input_gradient", axes),
+        ("direct_weight_gradient", "n groups group_in group_out slots x_pitch splits"),
+        ("direct_weight_gradient", axes),
+    ];
+    let of_forward =
+        [("channel_statistics", chunks), ("block_output", chunks), ("block_output", "group_channels post")];
+    let variants = all();
+    let variants: Vec<&Variant> = variants.iter().collect();
+    for (dtype, more) in [(DType::F32, &fast[..]), (DType::F64, &defined)] {
+        let example = Example::new(&case, dtype, |_| {});
+        for formats in [[FORMATS[0], FORMATS[1]], [FORMATS[1], FORMATS[0]]] {
+            let of = |task| example.request(task, Precision::Ieee, formats);
+            let request = of(Task::Backward(wanted_of(&case.block, Wanted::ALL)));
+            let plan = planned(&example, &request, &hopper(), &variants);
+            let wrong: Vec<_> = rows.iter().chain(more).copied().collect();
+            let shown = unnoticed(&plan, &wrong, |plan| {
+                example.check_backward(plan, &request);
+                true
+            });
+            assert!(shown.is_empty(), "{shown:?} may be wrong: {plan}");
+            let request = of(Task::Training { output: true });
+            let plan = planned(&example, &request, &hopper(), &variants);
+            let shown = unnoticed(&plan, &of_forward[..], |plan| {
+                example.check_forward(plan, &request, true);
+                true
+            });
+            assert!(shown.is_empty(), "{shown:?} may be wrong: {plan}");
+        }
+    }
+}
