@@ -140,9 +140,7 @@ def activated(x: Tensor, activation: str | None) -> Tensor:
     return getattr(torch if name in ("sigmoid", "tanh") else functional, name)(x)
 
 
-def exact(
-    plan: dict[str, Any], x: Tensor, of: dict[str, Tensor]
-) -> tuple[Tensor, Tensor, Tensor]:
+def exact(plan: dict[str, Any], x: Tensor, of: dict[str, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
     """In float64 the convolution's output, its activation, and the block's output."""
     names = ("stride", "padding", "output_padding", "groups", "dilation")
     y = functional.conv_transpose3d(

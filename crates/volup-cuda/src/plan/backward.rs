@@ -18,6 +18,8 @@ const TILE: usize = 16;
 const IDLE_BLOCKS: usize = 2;
 /// Elements of a block of `gradient_rows`.
 const ELEMENTS: usize = 4096;
+/// Products and sums a second of one multiprocessor by the definition, at most.
+const DEFINITION: f64 = 1e10;
 /// Bytes of an output that is taken in parts.
 const LARGE: usize = 1 << 26;
 /// Bytes a second that rows are written, and read, at.
@@ -179,6 +181,12 @@ impl<'a> Backward<'a> {
         Ok(Backward { context, wanted, rows, input, weight })
     }
 
+    /// How many plans differ in how they compute the gradient of the weight.
+    pub(super) fn ways(context: Context<'_>, wanted: Wanted) -> Result<usize> {
+        let all = |rows: &Rows| if wanted.weight { WeightGradient::all(context, rows).len() } else { 0 };
+        Ok(all(&Rows::new(context)?).max(1))
+    }
+
     /// The family that computes the gradient of the input.
     pub(super) fn algorithm(&self) -> Algorithm {
         self.input.as_ref().map_or(Algorithm::Direct, |plan| plan.algorithm)
@@ -192,8 +200,12 @@ impl<'a> Backward<'a> {
             * self.context.request.geometry.output_voxels()
             * self.context.request.dtype.size()) as f64;
         let passes = if self.context.request.block.norm().is_some() { 5.0 } else { 3.0 };
-        let input = self.input.as_ref().map_or(0.0, Plan::seconds);
-        let weight = self.weight.as_ref().map_or(0.0, |weight| weight.seconds);
+        // By the definition what is wanted and has no plan.
+        let geometry = &self.context.request.geometry;
+        let slow = geometry.flops() / (DEFINITION * self.context.device.multiprocessors as f64);
+        let slow = |wanted: bool| if wanted { slow / self.rows.parts as f64 } else { 0.0 };
+        let input = self.input.as_ref().map_or(slow(self.wanted.input), Plan::seconds);
+        let weight = self.weight.as_ref().map_or(slow(self.wanted.weight), |weight| weight.seconds);
         passes * output / ROWS + self.rows.parts as f64 * (input + weight)
     }
 
@@ -451,7 +463,9 @@ impl<'a> Backward<'a> {
         push(&mut arguments, [rows.batch].into_iter().chain(channels).chain([self.splits()]))?;
         rows.push_axes(&mut arguments)?;
         let tasks = self.pairs() * self.splits();
-        int(tasks)?;
+        if tasks >= 1 << 30 {
+            return Err(Error::Overflow { what: "tiles of the weight's gradient on the GPU" });
+        }
         steps.push(self.by_definition("direct_weight_gradient", tasks, self.weight.is_some(), arguments)?);
         Ok(())
     }

@@ -490,12 +490,13 @@ impl Plan {
         most: usize,
     ) -> Result<Vec<Plan>> {
         let context = Context { request, device, variants, classes: None };
-        if let Task::Backward(wanted) = request.task {
-            let all =
-                (0..most).map(|which| Plan::backward(context, wanted, which)).collect::<Result<Vec<_>>>()?;
-            let mut plans: Vec<Plan> = all;
-            plans.dedup_by_key(|plan| plan.summary.clone());
-            return Ok(plans);
+        match request.task {
+            Task::Forward => {}
+            Task::Backward(wanted) if request.geometry.batch() > 0 => {
+                let ways = backward::Backward::ways(context, wanted)?;
+                return (0..ways.min(most)).map(|which| Plan::backward(context, wanted, which)).collect();
+            }
+            _ => return Ok(vec![Plan::new(request, device, variants)?]),
         }
         let mut families = Family::all(context)?;
         families.retain(|family| request.algorithm.is_none_or(|wanted| wanted == family.algorithm()));

@@ -4,8 +4,8 @@
 //   tensor, `chunks = ceil((voxels + VECTOR - 1) / (TURNS*VECTORS*256*VECTOR))` a row, the last may be empty. Blocks:
 //   rows * chunks.
 // - NDHWC (LAST 1): VECTOR divides the channels. A block has up to 256 vectors of channels, `channel_blocks` of them a
-//   position, `high` positions side by side, chunks of TURNS*VECTORS*high positions. Blocks: samples * chunks *
-//   channel_blocks.
+//   position, `high = 256 / min(channels/VECTOR, 256)` positions side by side, chunks of TURNS*VECTORS*high positions.
+//   Blocks: samples * chunks * channel_blocks, the last fastest.
 
 #pragma once
 

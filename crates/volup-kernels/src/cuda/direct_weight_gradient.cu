@@ -1,8 +1,8 @@
 // The gradient of the weight by its definition: `dw[ci, co, t]` is the sum over samples and the input's voxels of `x[n, ci, i]
 // * dy[n, co, i*s - p + t*d]`. A tap that reads outside adds nothing, even where the input is infinite or NaN.
 //
-// A block has 16 by 16 pairs of channels of one tap, and of the rows every `splits`-th piece of 1024; a piece's sum is one of
-// sums of 32 products.
+// A block has 16 by 16 pairs of channels of one tap, and of the input's voxels every `splits`-th piece of 1024; a piece's sum
+// is one of sums of 32 products.
 //
 // Parameters: `x` and `rows` (of `gradient_rows`), `partial` (`partial[((split*taps + t)*groups*group_in + ci)*group_out + co]`),
 // `control` (null, or words after which the result of another kernel may stand; then nothing is done); i32: `n`, `groups`,

@@ -4,7 +4,7 @@
 // Row `((n*qd + id)*qh + ih)*qw + iw` has for each group of the convolution `slots` elements: of class `j = (jd*uh + jh)*uw +
 // jw` and the group's channel `c` at `j*group_in + c` the tensor's element at `o = s*i - p + j*d` along each axis. So what a
 // tap `j + m*step` reads for the input's voxel `i` is of class `j`, `m` times a constant number of rows further on. The
-// input itself is one class, `s` = 1 and `p` = 0. Rows that no voxel has are zeros.
+// input itself is one class, `s` = 1 and `p` = 0. Rows that no voxel has are zeros. Slots past the last class are not written.
 //
 // With `y` the elements are not those of `x` but the gradient of the convolution's output that follows from it: `dy =
 // (rstd*gamma*dv + q + r*h) * f` of `gradient_sums` and `gradient_vectors`.

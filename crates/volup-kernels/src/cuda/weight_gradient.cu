@@ -23,8 +23,8 @@
 // `pitch` (elements of a row of each, multiples of 16 bytes), `shift_d`, `shift_h`, `shift_w` (rows from one tap of a class
 // to its next; TAPS-1 times the last at most HALO), `groups`, `group_in`, `group_out`, `slots`; of depth, height, width:
 // kernel, classes, step, counts (the taps of the class that has most); `splits`, `share` (rows, a multiple of KC). Threads:
-// 32 * WARPS_M * WARPS_N. Grid: (ceil(count_w / TAPS) * count_h * count_d * M tiles * N tiles, splits). Bytes of dynamic
-// shared memory: STAGES * ((KC + HALO) * G's pitch + KC * X's).
+// 32 * WARPS_M * WARPS_N. Grid: (ceil(count_w / TAPS) * count_h * count_d * N tiles * M tiles, splits), in this order, the
+// first fastest. Bytes of dynamic shared memory: STAGES * ((KC + HALO) * (BM + 8) + KC * (BN + 8)) elements.
 
 #include "mma.cuh"
 #include "operand.cuh"

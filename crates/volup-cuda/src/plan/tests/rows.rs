@@ -2,7 +2,7 @@
 
 use super::machine::Call;
 use super::manifest::{devices, variants_for};
-use super::weight_gradient::{Layout, TOO_LARGE, check, fits, that_fit};
+use super::weight_gradient::{Layout, check, fits};
 use super::{FORMATS, planned};
 use crate::plan::backward::{Rows, TapAxis};
 use crate::plan::weight_gradient::{WeightGradient, busy_items};
@@ -107,9 +107,10 @@ fn rows_hold_what_there_is_in_whole_vectors() {
 #[test]
 fn rows_past_what_is_counted_are_refused() {
     let [_, hopper, _] = devices();
-    let variants = that_fit(variants_for(hopper.arch));
+    let variants = variants_for(hopper.arch);
     let variants: Vec<&Variant> = variants.iter().collect();
-    for (line, is) in [("n 1, 1024x1024x1023, 1>1, k 1", true), ("n 2, 1024x1024x511, 1>1, k 1x1x4", false)] {
+    for (line, is) in [("n 1, 1024x1024x1023, 1>1, k 1", true), ("n 1, 1024x1024x1022, 1>1, k 1x1x4", false)]
+    {
         let case = Case::parse("far", line, "about 2^30 rows").expect("a valid case");
         for numbers in NUMBERS {
             match Plan::new(&request(&case, numbers), &hopper, &variants) {
@@ -126,7 +127,7 @@ fn rows_past_what_is_counted_are_refused() {
 #[test]
 fn shares_cover_the_rows_and_blocks_are_busy_with_what_there_is() {
     let [_, hopper, _] = devices();
-    let variants = that_fit(variants_for(hopper.arch));
+    let variants = variants_for(hopper.arch);
     let variants: Vec<&Variant> = variants.iter().collect();
     let null = Argument::Pointer(Buffer::Workspace, 0);
     let (mut shares, mut idle, mut best) = (0, 0, BTreeSet::new());
@@ -168,5 +169,5 @@ fn as_many_blocks_share_a_multiprocessor_as_kernels_say() {
     let all = variants_for(hopper.arch);
     let kernels = all.iter().filter(|variant| variant.entry == "weight_gradient");
     let found: Vec<&str> = kernels.filter(|variant| !fits(variant)).map(|variant| variant.name).collect();
-    assert_eq!(found, TOO_LARGE);
+    assert!(found.is_empty(), "{found:?}");
 }

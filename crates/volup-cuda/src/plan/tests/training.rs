@@ -247,7 +247,7 @@ fn passes(
     with_forward: bool,
 ) -> BTreeSet<&'static str> {
     let ([_, hopper, _], Turn { formats, tile, algorithm }) = (devices(), Turn::new(turn));
-    let all = weight_gradient::that_fit(variants_for(hopper.arch));
+    let all = variants_for(hopper.arch);
     let variants = with_tile(&all, tile);
     let of = |task| Request { algorithm, ..example.request(task, precision, formats) };
     let mut found = BTreeSet::new();
@@ -284,7 +284,7 @@ fn gradients_of_f32_are_those_of_the_definition() {
     found.extend(check_all(DType::F32, Precision::Tf32, 1));
     let (tiles, found): (BTreeSet<_>, BTreeSet<_>) =
         found.into_iter().partition(|what| what.starts_with("weight_gradient_"));
-    let all = weight_gradient::that_fit(variants_for(devices()[1].arch));
+    let all = variants_for(devices()[1].arch);
     let of_f32 = all.iter().filter(|variant| variant.entry == "weight_gradient" && variant.types.is_empty());
     assert_eq!(tiles, of_f32.map(|variant| variant.name).collect());
     let expected = [

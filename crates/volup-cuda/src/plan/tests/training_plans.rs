@@ -21,7 +21,7 @@ fn hopper() -> DeviceInfo {
 }
 
 fn all() -> Vec<Variant> {
-    weight_gradient::that_fit(variants_for(hopper().arch))
+    variants_for(hopper().arch)
 }
 
 /// Everything that can be asked of the passes of a case, in turn with each pair of formats.
@@ -154,13 +154,9 @@ fn candidates_are_a_tile_each() {
             let plans = Plan::candidates(request, &hopper(), &variants, 16).expect("plans");
             let texts: Vec<String> = plans.iter().map(ToString::to_string).collect();
             assert_eq!(plans[0], first);
-            let tiles = &plans[..plans.len() - 1];
-            assert!(tiles.is_sorted_by(|one, other| one.seconds() <= other.seconds()), "{texts:#?}");
+            assert!(plans.is_sorted_by(|one, other| one.seconds() <= other.seconds()), "{texts:#?}");
             assert_eq!(texts.iter().collect::<BTreeSet<_>>().len(), plans.len(), "{texts:#?}");
-            assert!(
-                plans.len() > 2 && texts[plans.len() - 1].contains("weight by the definition"),
-                "{texts:#?}"
-            );
+            assert!(plans.len() > 1, "{texts:#?}");
         }
     }
 }
@@ -341,13 +337,14 @@ fn a_wrong_argument_shows() {
         ("weight_gradient", "kernel_w classes_w step_w count_w splits share"),
     ];
     // An output more would be read as a zero.
-    let axes = "d_input d_stride d_padding d_dilation d_kernel d_rows d_classes d_step d_apart \
+    let axes = "d_input d_stride d_padding d_dilation d_rows d_classes d_step d_apart \
                 h_input h_stride h_padding h_dilation h_kernel h_rows h_classes h_step h_apart \
                 w_input w_stride w_dilation w_kernel w_rows w_classes w_step w_apart";
+    // A share or a tap more of the weight's gradient would go where nobody reads.
     let defined = [
-        ("direct_input_gradient", "n groups group_in group_out slots x_n x_c x_d x_h x_w"),
+        ("direct_input_gradient", "n groups group_in group_out slots x_n x_c x_d x_h x_w d_kernel"),
         ("direct_input_gradient", axes),
-        ("direct_weight_gradient", "n groups group_in group_out slots x_pitch splits"),
+        ("direct_weight_gradient", "n groups group_in group_out slots x_pitch"),
         ("direct_weight_gradient", axes),
     ];
     let of_forward =

@@ -15,15 +15,6 @@ const MOST_SHARED: i64 = 232_448;
 const STAGES: i64 = 3;
 const PAD: i64 = 8;
 
-/// Kernels of which a multiprocessor's shared memory holds fewer blocks than they say.
-pub const TOO_LARGE: [&str; 1] = ["weight_gradient_1x32x32x2x2x2x4"];
-
-/// A device's kernels without those.
-pub fn that_fit(mut variants: Vec<Variant>) -> Vec<Variant> {
-    variants.retain(|variant| variant.entry != "weight_gradient" || fits(variant));
-    variants
-}
-
 /// Rows of a stage, and those more that later shifts read.
 fn stage(variant: &Variant) -> [i64; 2] {
     let of = |name| variant.param(name).expect("a size");
