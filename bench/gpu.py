@@ -244,6 +244,8 @@ def training(stage: Stage, args: argparse.Namespace) -> None:
     command = [sys.executable, "bench/training.py", "--device", "cuda", *options]
     if args.no_compile:
         command.append("--no-compile")
+    if args.modes:
+        command += ["--modes", *args.modes]
     stage.run("pytorch", command, lambda _text: "", echo=True)
 
 
@@ -322,6 +324,9 @@ def arguments() -> argparse.Namespace:
     )
     timed.add_argument(
         "--no-compile", action="store_true", help="leave torch.compile out of training"
+    )
+    timed.add_argument(
+        "--modes", nargs="+", choices=("compiled", "max_autotune"), help="how training compiles"
     )
     return parser.parse_args()
 

@@ -81,6 +81,13 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     for option, choices in zip(("--precisions", "--layouts"), names, strict=True):
         cuda.add_argument(option, nargs="+", choices=choices, default=choices)
     cuda.add_argument("--no-compile", dest="compile", action="store_false")
+    cuda.add_argument(
+        "--modes",
+        nargs="+",
+        choices=("compiled", "max_autotune"),
+        default=("compiled", "max_autotune"),
+        help="how PyTorch compiles; max_autotune takes longest to get ready",
+    )
     cuda.add_argument("--seconds", type=float, default=0.3, help="to time each way for")
     cuda.add_argument(
         "--seconds-per-way", type=float, default=300.0, help="to search and to compile"

@@ -79,8 +79,8 @@ def steps(block: Block, precision: str, grad: Tensor, args: argparse.Namespace) 
         "eager": block.run_torch,
     }
     if args.compile:
-        for name, mode in MODES.items():
-            options = {"mode": mode, "fullgraph": True, "dynamic": False}
+        for name in args.modes:
+            options = {"mode": MODES[name], "fullgraph": True, "dynamic": False}
             ways[name] = torch.compile(lambda x: block.run_torch(x), **options)
     return {name: Step(block, forward, grad) for name, forward in ways.items()}
 
