@@ -2,7 +2,7 @@
 
 use super::machine::Machine;
 use super::manifest::{devices, variants_for};
-use super::{FORMATS, contracts, fits, gradient, launches, weight_gradient};
+use super::{FORMATS, contracts, fits, gradient, launches};
 use crate::plan::{Buffer, Plan, Request, Task};
 use crate::{Algorithm, DeviceInfo, Variant};
 use std::collections::BTreeSet;

@@ -3,7 +3,7 @@
 use super::manifest::{devices, source, variants_for};
 use super::results::unnoticed;
 use super::training::{Example, Turn, planned, wanted_of};
-use super::{FORMATS, fits, launches, weight_gradient};
+use super::{FORMATS, fits, launches};
 use crate::plan::{Argument, Buffer, Plan, Request, Step, Task};
 use crate::{Algorithm, DeviceInfo, Variant};
 use std::collections::BTreeSet;
