@@ -1,11 +1,12 @@
 //! Planning `halo_gemm`: rows and panels, what of shared memory goes to which operand. The kernels' file
 //! says what the numbers mean.
 
+use super::classes::{Classes, Short};
 use super::pack::{self, Operand};
 use super::phases::{Lattice, PhaseAxis};
 use super::{
-    Argument, Buffer, Classes, Context, RESERVED, SHARED, Step, Workspace, activation_code, direct, epilogue,
-    int, push, size, strides,
+    Argument, Buffer, Context, RESERVED, SHARED, Step, Workspace, activation_code, direct, epilogue, int,
+    push, size, strides,
 };
 use crate::Variant;
 use std::fmt;
@@ -102,35 +103,6 @@ impl fmt::Display for Halo<'_> {
         write!(f, "{} units of {}, ", if self.resident { "resident" } else { "passing" }, self.unit_steps)?;
         write!(f, "batches of {}", self.batch)?;
         f.write_str(if self.short.is_some() { ", taps that are there" } else { "" })
-    }
-}
-
-/// Channels of which some lack taps, in panels.
-#[derive(Clone, Copy)]
-struct Short {
-    panels: usize,
-    classes: Classes,
-}
-
-impl Short {
-    /// Those of a convolution, if a kernel knows of them.
-    fn of(context: Context<'_>, kernel: &Variant, operand: Operand) -> Option<Short> {
-        let classes = context.classes.filter(|_| kernel.param("SHORT").is_some())?;
-        let bytes = classes.channels * operand.bytes();
-        let lacks = classes.counts != classes.full;
-        (lacks && context.request.geometry.conv().groups() == 1 && bytes.is_multiple_of(16))
-            .then_some(Short { panels: bytes / 16, classes })
-    }
-
-    /// The share of all taps that there are.
-    fn share(&self, taps: [usize; 3]) -> f64 {
-        let Classes { counts, full, .. } = self.classes;
-        (0..3)
-            .map(|axis| {
-                let lacking = counts[axis].saturating_sub(full[axis]) as f64 / counts[axis] as f64;
-                1.0 - lacking / taps[axis] as f64
-            })
-            .product()
     }
 }
 

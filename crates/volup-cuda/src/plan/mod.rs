@@ -5,6 +5,7 @@
 
 mod backward;
 mod box_gemm;
+mod classes;
 mod direct;
 mod epilogue;
 mod halo_gemm;
@@ -19,6 +20,7 @@ mod tests;
 mod weight_gradient;
 
 use crate::{Algorithm, DeviceInfo, Variant};
+use classes::Classes;
 use std::fmt;
 use volup::{Activation, BlockSpec, DType, Error, Geometry, MemoryFormat, Precision, Result, Wanted};
 
@@ -203,16 +205,6 @@ impl Workspace {
         self.bytes = at + bytes;
         at as u64
     }
-}
-
-/// Channels of which some have fewer taps than others, as `halo_gemm` has them.
-#[derive(Clone, Copy)]
-struct Classes {
-    /// Channels of each.
-    channels: usize,
-    /// How many there are along each axis, and how many of these have all taps; the others lack the first.
-    counts: [usize; 3],
-    full: [usize; 3],
 }
 
 /// What plans are made from.
