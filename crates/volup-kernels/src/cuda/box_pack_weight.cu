@@ -8,6 +8,7 @@
 // of height and width. Threads: 256. Grid: any number of blocks along the first axis.
 
 #include "box_rows.cuh"
+#include "digits.cuh"
 #include "launch.cuh"
 #include "operand.cuh"
 
@@ -45,15 +46,11 @@ extern "C" __global__ void __launch_bounds__(256) box_pack_weight(
     }
     unsigned most = 0;
     for (int item = blockIdx.x * 256 + threadIdx.x; item < items; item += gridDim.x * 256) {
-        int rest = item;
-        const auto next = [&](int count) {
-            const int at = rest % count;
-            rest /= count;
-            return at;
-        };
-        const int lane = next(32), tile = next(tiles), pair = next(pairs), chunk = next(chunks), unit = next(units);
-        const int mh = next(h_offsets), md = next(d_offsets), type = next(types);
-        const int channel0 = next(channel_blocks) * channels, slice = rest;
+        Digits<int> digits = {item};
+        const int lane = digits.next(32), tile = digits.next(tiles), pair = digits.next(pairs), chunk = digits.next(chunks);
+        const int unit = digits.next(units);
+        const int mh = digits.next(h_offsets), md = digits.next(d_offsets), type = digits.next(types);
+        const int channel0 = digits.next(channel_blocks) * channels, slice = digits.rest;
         // Of each of the two rows, and of each of the two units of a step: the tap, and the row's channel.
         int tap[2][2], co[2];
 #pragma unroll

@@ -5,6 +5,7 @@
 // stand; then nothing is done); i32: `n`, `groups`, `group_in`, `group_out`, `slots`; of depth, height, width what
 // `gradient_taps.cuh` says; i64: strides of `dx`: n, c, d, h, w. Threads: 256. Grid: any number of blocks.
 
+#include "digits.cuh"
 #include "element.cuh"
 #include "gradient_taps.cuh"
 
@@ -17,13 +18,9 @@ extern "C" __global__ void __launch_bounds__(256) direct_input_gradient(const El
     const int channels = groups * group_in;
     const long long all = (long long)n * channels * d.input * h.input * wide.input, pitch = (long long)groups * slots;
     for (long long at = blockIdx.x * 256ll + threadIdx.x; at < all; at += gridDim.x * 256ll) {
-        long long rest = at;
-        const auto next = [&rest](int by) {
-            const int digit = (int)(rest % by);
-            rest /= by;
-            return digit;
-        };
-        const int channel = next(channels), iw = next(wide.input), ih = next(h.input), id = next(d.input), sample = (int)rest;
+        Digits<long long> digits = {at};
+        const int channel = digits.next(channels), iw = digits.next(wide.input), ih = digits.next(h.input);
+        const int id = digits.next(d.input), sample = (int)digits.rest;
         const int group = channel / group_in;
         Sum sum = 0;
         for (int td = 0; td < d.kernel; td++) {

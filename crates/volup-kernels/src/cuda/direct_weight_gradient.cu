@@ -10,6 +10,7 @@
 // `gradient_taps.cuh` says. Threads: 256. Grid: any number of blocks. The voxels
 // of all samples, and the tasks, are fewer than 2^30.
 
+#include "digits.cuh"
 #include "element.cuh"
 #include "gradient_taps.cuh"
 
@@ -29,13 +30,9 @@ extern "C" __global__ void __launch_bounds__(TILE *TILE) direct_weight_gradient(
     const int voxels = n * voxels_d, tasks = taps * groups * in_tiles * out_tiles * splits;
     const int own_in = threadIdx.x / TILE, own_out = threadIdx.x % TILE;
     for (int task = blockIdx.x; task < tasks; task += gridDim.x) {
-        int rest = task;
-        const auto next = [&rest](int by) {
-            const int digit = rest % by;
-            rest /= by;
-            return digit;
-        };
-        const int split = next(splits), c_out = next(out_tiles) * TILE, c_in = next(in_tiles) * TILE, group = next(groups), t = rest;
+        Digits<int> digits = {task};
+        const int split = digits.next(splits), c_out = digits.next(out_tiles) * TILE, c_in = digits.next(in_tiles) * TILE, group = digits.next(groups);
+        const int t = digits.rest;
         const int tw = t % w.kernel, th = t / w.kernel % h.kernel, td = t / w.kernel / h.kernel;
         const int j = (td % d.step * h.classes + th % h.step) * w.classes + tw % w.step;
         Sum sum = 0;

@@ -15,6 +15,7 @@
 // dilation; i64: strides of the tensor: n, c, d, h, w. Threads: 256. Grid: n * ceil(qd*ud*qh*uh*qw*uw / (4096 /
 // CHANNELS)) * ceil(channels / CHANNELS).
 
+#include "digits.cuh"
 #if KIND == 4
 #include "element.cuh"
 #else
@@ -72,15 +73,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, KIND == 4 ? 2 : 4) gradien
         }
     }
     for (int i = threadIdx.x; i < POSITIONS; i += THREADS) {
-        unsigned p = (tile - n * tiles) * POSITIONS + i;
-        const bool real = p < positions;
-        const auto next = [&p](unsigned by) {
-            const unsigned digit = p % by;
-            p /= by;
-            return (int)digit;
-        };
+        Digits<unsigned> digits = {(tile - n * tiles) * POSITIONS + i};
+        const bool real = digits.rest < positions;
         // Neighbours in the tensor are neighbours here.
-        const int jw = next(w.classes), iw = next(w.rows), jh = next(h.classes), ih = next(h.rows), jd = next(d.classes), id = (int)p;
+        const int jw = digits.next(w.classes), iw = digits.next(w.rows), jh = digits.next(h.classes), ih = digits.next(h.rows);
+        const int jd = digits.next(d.classes), id = (int)digits.rest;
         const int od = d.stride * id - d.padding + jd * d.dilation, oh = h.stride * ih - h.padding + jh * h.dilation;
         const int ow = w.stride * iw - w.padding + jw * w.dilation;
         const bool here = real && (unsigned)od < (unsigned)d.size && (unsigned)oh < (unsigned)h.size && (unsigned)ow < (unsigned)w.size;

@@ -7,6 +7,7 @@
 // Parameters: `w`, `out`, `control` (the word of the largest magnitude, as bits of float32); i32: `groups`, `group_in`,
 // `group_out`, `slots`; of depth, height, width: kernel, classes, step, count. Threads: 256. Grid: any number of blocks.
 
+#include "digits.cuh"
 #include "operand.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) gradient_weight(const Element *w, Element *out, unsigned *control, int groups, int group_in,
@@ -16,14 +17,10 @@ extern "C" __global__ void __launch_bounds__(256) gradient_weight(const Element 
     const long long all = (long long)groups * slots * group_in * count_d * count_h * count_w;
     unsigned most = 0;
     for (long long first = blockIdx.x * 256ll; first < all; first += gridDim.x * 256ll) {
-        long long rest = first + threadIdx.x;
-        if (rest >= all) continue;
-        const auto next = [&rest](int by) {
-            const int digit = (int)(rest % by);
-            rest /= by;
-            return digit;
-        };
-        const int mw = next(count_w), mh = next(count_h), md = next(count_d), ci = next(group_in), slot = next(slots), group = (int)rest;
+        Digits<long long> digits = {first + threadIdx.x};
+        if (digits.rest >= all) continue;
+        const int mw = digits.next(count_w), mh = digits.next(count_h), md = digits.next(count_d), ci = digits.next(group_in);
+        const int slot = digits.next(slots), group = (int)digits.rest;
         int j = slot / group_out;
         const int co = slot - j * group_out, jw = j % classes_w;
         j /= classes_w;

@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "copy_async.cuh"
 #include "mma.cuh"
 #include "operand.cuh"
 
@@ -35,14 +36,6 @@ using Two = float2;
 using Four = float4;
 #endif
 
-template <int BYTES> __device__ __forceinline__ void copy_async(unsigned to, const void *from, bool there) {
-    const int bytes = there ? BYTES : 0;
-    if (BYTES == 16)
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
-    else
-        asm volatile("cp.async.ca.shared.global [%0], [%1], %3, %2;" ::"r"(to), "l"(from), "r"(bytes), "n"(BYTES) : "memory");
-}
-
 /// Calls `f` with line and place in it of each vector of 16 bytes of so many lines that is this thread's.
 template <int COUNT, int LONG, typename F> __device__ __forceinline__ void for_own(F f) {
     constexpr int PER = LONG / VECTOR, ALL = COUNT * PER;
@@ -70,10 +63,6 @@ __device__ __forceinline__ void fetch(int unit, unsigned to, int to_pitch, const
             for (int k = 0; k < 4; k++) copy_async<4>(target + 4 * k, k * VECTOR / 4 < left ? source + k * VECTOR / 4 : from, k * VECTOR / 4 < left);
         }
     });
-}
-
-__device__ __forceinline__ void load_transposed(unsigned (&v)[4], unsigned at) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(at));
 }
 
 /// Splits a weight, of which there is no room for both parts. The matrix instructions cut off the low part: half of its

@@ -26,6 +26,8 @@
 // 32 * WARPS_M * WARPS_N. Grid: (ceil(count_w / TAPS) * count_h * count_d * N tiles * M tiles, splits), in this order, the
 // first fastest. Bytes of dynamic shared memory: STAGES * ((KC + HALO) * (BM + 8) + KC * (BN + 8)) elements.
 
+#include "copy_async.cuh"
+#include "digits.cuh"
 #include "mma.cuh"
 #include "operand.cuh"
 
@@ -41,14 +43,6 @@ constexpr int STEP = KIND == 0 ? 16 : 8, MT = WARP_M / 16, NT = WARP_N / 8, AT_O
 constexpr int WIDE_M = KIND == 0 ? 1 : 4, WIDE_N = KIND == 0 ? 1 : NT % 4 == 0 ? 4 : NT % 2 == 0 ? 2 : 1;
 /// Elements from a row to the next in shared memory: reads of a warp meet no bank conflict.
 constexpr int PITCH_M = BM + 8, PITCH_N = BN + 8, STAGE = (KC + HALO) * PITCH_M + KC * PITCH_N;
-
-__device__ __forceinline__ void copy_async(unsigned to, const void *from, bool there) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(there ? 16 : 0) : "memory");
-}
-
-__device__ __forceinline__ void load_transposed(unsigned (&v)[4], unsigned at) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3]) : "r"(at));
-}
 
 /// Neighbours in shared memory.
 template <int COUNT> __device__ __forceinline__ void read(unsigned (&v)[COUNT], unsigned at) {
@@ -74,7 +68,7 @@ __device__ __forceinline__ void fetch(unsigned to, const Element *from, int pitc
     for (int k = 0; k < TURNS; k++) {
         const int row = k * (THREADS / PER);
         if (ROWS * PER % THREADS != 0 && k == TURNS - 1 && row0 + row >= ROWS) break;
-        copy_async(target, row < left ? source : from, row < left);
+        copy_async<16>(target, row < left ? source : from, row < left);
         source += (long long)(THREADS / PER) * pitch;
         target += SIZE * (THREADS / PER) * PITCH;
     }
@@ -99,14 +93,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) weight_gradient(
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
     const int m_warp = warp % WARPS_M * WARP_M, n_warp = warp / WARPS_M * WARP_N;
     const int all_m = groups * slots, all_n = groups * group_in, tiles_n = (all_n + BN - 1) / BN, tiles_m = (all_m + BM - 1) / BM;
-    int rest = blockIdx.x;
-    const auto next = [&rest](int by) {
-        const int digit = rest % by;
-        rest /= by;
-        return digit;
-    };
-    const int mw0 = next((count_w + TAPS - 1) / TAPS) * TAPS, mh = next(count_h), md = next(count_d);
-    const int n0 = next(tiles_n) * BN, m0 = next(tiles_m) * BM;
+    Digits<int> digits = {(int)blockIdx.x};
+    const int mw0 = digits.next((count_w + TAPS - 1) / TAPS) * TAPS, mh = digits.next(count_h), md = digits.next(count_d);
+    const int n0 = digits.next(tiles_n) * BN, m0 = digits.next(tiles_m) * BM;
     // The tap of a slot at a shift, -1 if there is none.
     const auto tap_of = [&](int slot, int mw) {
         int j = slot / group_out;
