@@ -293,6 +293,17 @@ def measure(
     return list(rows.values())
 
 
+def rows_or_failure(
+    case: Row, precision: str, group: Callable[[], list[Row]], args: argparse.Namespace
+) -> list[Row]:
+    """The rows that `group` returns, or one a layout that says why there are none."""
+    rows = attempt(f"{case['name']} {precision}", group)
+    if isinstance(rows, str):
+        of = {"shape": case["name"], "precision": precision, "failure": rows}
+        return [of | {"layout": layout} for layout in args.layouts]
+    return rows
+
+
 def rows_of(cases: list[Row], clock: Clock, args: argparse.Namespace) -> Iterator[list[Row]]:
     """Rows of one shape and precision after another, until the time is over."""
     start = time.monotonic()
@@ -315,11 +326,7 @@ def rows_of(cases: list[Row], clock: Clock, args: argparse.Namespace) -> Iterato
                 block, oracle = made[dtype]
                 return measure(block, precision, oracle, clock, args)
 
-            rows = attempt(f"{case['name']} {precision}", group)
-            if isinstance(rows, str):
-                of = {"shape": case["name"], "precision": precision, "failure": rows}
-                rows = [of | {"layout": layout} for layout in args.layouts]
-            yield rows
+            yield rows_or_failure(case, precision, group, args)
             clock.free()
         made.clear()
 

@@ -32,6 +32,7 @@ from compare_cudnn import (
     cudnn_with,
     describe,
     no_fallback,
+    rows_or_failure,
     set_precision,
     time_limit,
 )
@@ -216,11 +217,7 @@ def rows_of(cases: list[Row], clock: Clock, args: argparse.Namespace) -> Iterato
                 block = Block(case, dtype=DTYPES[precision], device=clock.device)
                 return measure(block, precision, clock, args)
 
-            rows = attempt(f"{case['name']} {precision}", group)
-            if isinstance(rows, str):
-                of = {"shape": case["name"], "precision": precision, "failure": rows}
-                rows = [of | {"layout": layout} for layout in args.layouts]
-            yield rows
+            yield rows_or_failure(case, precision, group, args)
             clock.free()
 
 

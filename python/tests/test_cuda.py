@@ -1,7 +1,7 @@
 """On a GPU: every case of the engines' table against float64, and how the calls behave there."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import pytest
@@ -48,6 +48,16 @@ def example(dtype: torch.dtype = torch.float32, seed: int = 0) -> tuple[Tensor, 
     shapes = ((2, 32, 7, 8, 9), (32, 48, 3, 3, 3), (48,))
     x, w, b = (torch.randn(s, generator=generator, device="cuda").to(dtype) for s in shapes)
     return x, w, b
+
+
+def at_once(work: Callable[[int], None]) -> None:
+    """Does work 0 and work 1 in threads of their own, and waits for what they queued."""
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    torch.cuda.synchronize()
 
 
 BLOCK = {"activation": "relu", "norm_groups": 8, "post_activation": "silu"}
@@ -176,12 +186,7 @@ def test_two_streams_at_once() -> None:
         with torch.cuda.stream(streams[i]), torch.no_grad():
             results[i] += [ieee(*inputs[i], 2, 1) for _ in range(50)]
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    torch.cuda.synchronize()
+    at_once(work)
     for one, many in zip(alone, results, strict=True):
         assert len(many) == 50
         assert all(torch.equal(one, got) for got in many)

@@ -2,7 +2,6 @@
 
 import importlib.util
 import shutil
-import threading
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -16,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from samples import B, W, X
 from test_conformance import CASES
-from test_cuda import FORMATS, KINDS, TF32, example, flags, on_gpu, run, several  # noqa: F401
+from test_cuda import FORMATS, KINDS, TF32, at_once, example, flags, on_gpu, run, several  # noqa: F401
 from test_operators import NAMES as OPERATORS
 from test_operators import OPS, arguments
 from test_training import KEYS, NAMES, Calls, call
@@ -432,12 +431,7 @@ def test_two_streams_at_once() -> None:
         with torch.cuda.stream(streams[i]):
             results[i] += [gradients(block, *inputs[i], stride=2) for _ in range(20)]
 
-    threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    torch.cuda.synchronize()
+    at_once(work)
     for one, many in zip(alone, results, strict=True):
         assert len(many) == 20
         for got in many:
