@@ -88,9 +88,9 @@ fn run_on<E: Training>(engine: &E, args: &Args) -> Result<ExitCode> {
     let (mut count, mut failed) = (0, 0);
     for case in &chosen {
         for &dtype in dtypes {
-            for of in Fill::ALL {
+            for fill in Fill::ALL {
                 count += 1;
-                let verdict = worst(engine, case, dtype, of);
+                let verdict = worst(engine, case, dtype, fill);
                 let (verdict, detail) = match verdict {
                     Ok(Worst { outside: 0, at, .. }) if at.is_empty() => ("ok  ", "exact".to_string()),
                     Ok(Worst { ratio, error, bound, at, outside }) => {
@@ -104,17 +104,17 @@ fn run_on<E: Training>(engine: &E, args: &Args) -> Result<ExitCode> {
                     Err(error) => ("FAIL", failure::one_line(&error)),
                 };
                 failed += usize::from(verdict == "FAIL");
-                let fill = format!("{of:?}").to_lowercase();
+                let filled = format!("{fill:?}").to_lowercase();
                 // The type's Display knows no width.
-                writeln!(out, "{verdict} {:<8} {fill:<7}  {detail}  ({case})", dtype.to_string())?;
+                writeln!(out, "{verdict} {:<8} {filled:<7}  {detail}  ({case})", dtype.to_string())?;
                 if args.gradients {
                     count += 1;
-                    let (verdict, detail) = match check_gradients(engine, case, dtype, of, 1) {
+                    let (verdict, detail) = match check_gradients(engine, case, dtype, fill, 1) {
                         Ok(()) => ("ok  ", "gradients".to_string()),
                         Err(failure) => ("FAIL", failure),
                     };
                     failed += usize::from(verdict == "FAIL");
-                    writeln!(out, "{verdict} {:<8} {fill:<7}  {detail}  ({case})", dtype.to_string())?;
+                    writeln!(out, "{verdict} {:<8} {filled:<7}  {detail}  ({case})", dtype.to_string())?;
                 }
             }
         }
@@ -124,8 +124,7 @@ fn run_on<E: Training>(engine: &E, args: &Args) -> Result<ExitCode> {
 }
 
 fn worst<E: Engine>(engine: &E, case: &Case, dtype: DType, fill: Fill) -> Result<Worst> {
-    let bare = case.block.activation().is_none() && case.block.norm().is_none();
-    if bare && case.block.post_activation().is_none() && case.geometry().flops() > MOST_FLOPS {
+    if case.block.is_bare() && case.geometry().flops() > MOST_FLOPS {
         return sampled(engine, case, dtype, fill);
     }
     let found = check(engine, case, dtype, fill, 1)?;

@@ -58,6 +58,18 @@ fn check_passes() {
 }
 
 #[test]
+fn check_looks_at_gradients() {
+    let room = Room::new();
+    let outcome = room.volup(&["check", "--spec", SMALL, "--dtype", "f32", "--gradients"]).ok();
+    assert_eq!(
+        outcome.stdout.lines().filter(|line| line.contains("  gradients  (")).count(),
+        2,
+        "{outcome:?}"
+    );
+    assert!(outcome.stdout.ends_with("4 checks, 0 failed\n"), "{outcome:?}");
+}
+
+#[test]
 fn check_samples_what_is_large() {
     let room = Room::new();
     for format in ["", ", channels_last_3d"] {

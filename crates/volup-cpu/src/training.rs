@@ -405,7 +405,7 @@ impl<'a, T: Storage> Typed<'a, T> {
     fn forward(&self) -> Result<(Tensor, Saved<Tensor>)> {
         let shape = self.of_rank(self.geometry.output_shape());
         let (engine, format) = (self.engine, self.input.format);
-        if self.layer.block == BlockSpec::from(*self.layer.block.conv()) {
+        if self.layer.block.is_bare() {
             let output = written(&shape, format, |output| {
                 engine.convolution_into(self.layer, &self.geometry, self.input, output, format)
             })?;
@@ -447,7 +447,7 @@ impl<'a, T: Storage> Typed<'a, T> {
         let shape = self.of_rank(geometry.output_shape());
         let grad_output = values_of::<T>("grad_output", grad_output, &shape)?;
         let wanted_bias = wanted.bias && conv.has_bias();
-        if *block == BlockSpec::from(*conv) {
+        if block.is_bare() {
             let bias = |to: &mut [MaybeUninit<T>]| engine.bias_gradient_into(geometry, grad_output, to);
             let bias = wanted_bias.then(|| written(&[conv.out_channels()], MemoryFormat::Contiguous, bias));
             let (input, weight) = self.convolution(grad_output, wanted)?;

@@ -230,6 +230,11 @@ impl CudaEngine {
         Ok(geometry)
     }
 
+    /// The output's shape, of the input's rank.
+    pub(crate) fn output_shape(geometry: &Geometry, input: &CudaTensor) -> Vec<usize> {
+        geometry.output_shape()[5 - input.shape.len()..].to_vec()
+    }
+
     /// A tensor that nobody has written yet.
     pub(crate) fn empty(&self, shape: Vec<usize>, dtype: DType, format: MemoryFormat) -> Result<CudaTensor> {
         let bytes = shape.iter().product::<usize>() * dtype.size();
@@ -314,7 +319,7 @@ impl Engine for CudaEngine {
 
     fn forward(&self, layer: &CudaLayer, input: &CudaTensor) -> Result<CudaTensor> {
         let geometry = CudaEngine::geometry(layer, input)?;
-        let shape = geometry.output_shape()[5 - input.shape.len()..].to_vec();
+        let shape = CudaEngine::output_shape(&geometry, input);
         let output = self.empty(shape, layer.dtype, input.format)?;
         if geometry.batch() == 0 {
             return Ok(output);

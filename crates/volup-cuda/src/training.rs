@@ -1,9 +1,7 @@
 //! The engine's passes of training.
 
 use crate::{CudaEngine, CudaLayer, CudaTensor, Pointers, Task};
-use volup::{
-    BlockSpec, DType, Engine, Error, Geometry, Gradients, MemoryFormat, Result, Saved, Training, Wanted,
-};
+use volup::{DType, Engine, Error, Geometry, Gradients, MemoryFormat, Result, Saved, Training, Wanted};
 
 /// Whether a tensor is of a shape and type.
 fn expect(param: &'static str, tensor: &CudaTensor, shape: &[usize], dtype: DType) -> Result<()> {
@@ -20,11 +18,6 @@ fn address(tensor: &Option<CudaTensor>) -> u64 {
     tensor.as_ref().map_or(0, CudaTensor::address)
 }
 
-/// Whether nothing follows the convolution.
-fn is_bare(block: &BlockSpec) -> bool {
-    *block == BlockSpec::from(*block.conv())
-}
-
 impl CudaEngine {
     /// What is saved, with an output if that is asked for; both in a format.
     fn saved(
@@ -36,7 +29,7 @@ impl CudaEngine {
         output: Option<&CudaTensor>,
     ) -> Result<Saved<CudaTensor>> {
         let block = &layer.block;
-        let shape = geometry.output_shape()[5 - input.shape.len()..].to_vec();
+        let shape = CudaEngine::output_shape(geometry, input);
         let mut saved =
             Saved { convolution: Some(self.empty(shape, layer.dtype, format)?), ..Saved::default() };
         if let Some(norm) = block.norm() {
@@ -72,11 +65,11 @@ impl Training for CudaEngine {
         layer: &CudaLayer,
         input: &CudaTensor,
     ) -> Result<(CudaTensor, Saved<CudaTensor>)> {
-        if is_bare(&layer.block) {
+        if layer.block.is_bare() {
             return Ok((self.forward(layer, input)?, Saved::default()));
         }
         let geometry = CudaEngine::geometry(layer, input)?;
-        let shape = geometry.output_shape()[5 - input.shape.len()..].to_vec();
+        let shape = CudaEngine::output_shape(&geometry, input);
         let output = self.empty(shape, layer.dtype, input.format)?;
         let saved = self.saved(layer, &geometry, input, input.format, Some(&output))?;
         Ok((output, saved))
@@ -95,7 +88,7 @@ impl Training for CudaEngine {
         let geometry = CudaEngine::geometry(layer, input)?;
         let (block, dtype) = (&layer.block, layer.dtype);
         let conv = block.conv();
-        let shape = geometry.output_shape()[5 - input.shape.len()..].to_vec();
+        let shape = CudaEngine::output_shape(&geometry, input);
         expect("grad_output", grad_output, &shape, dtype)?;
         if let Some(norm) = block.norm() {
             for (param, tensor) in [("mean", &saved.mean), ("rstd", &saved.rstd)] {
@@ -132,7 +125,7 @@ impl Training for CudaEngine {
         let format = grad_output.format;
         let again = match &saved.convolution {
             Some(convolution) if convolution.format == format => Saved::default(),
-            _ if is_bare(block) => Saved::default(),
+            _ if block.is_bare() => Saved::default(),
             _ => self.saved(layer, &geometry, input, format, None)?,
         };
         let convolution = if again.convolution.is_some() { &again.convolution } else { &saved.convolution };

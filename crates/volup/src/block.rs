@@ -214,6 +214,11 @@ impl BlockSpec {
         self.post_activation
     }
 
+    /// Whether nothing follows the convolution.
+    pub fn is_bare(&self) -> bool {
+        self.activation.is_none() && self.norm.is_none() && self.post_activation.is_none()
+    }
+
     /// The sizes of this block over a batch of inputs of spatial size [D, H, W].
     ///
     /// # Errors

@@ -280,7 +280,7 @@ pub fn forward_for_training(
 ) -> Expected {
     let unit = Rounding::of(input.dtype(), operand_roundoff);
     let mut out = convolution(geometry, parameters, input, &unit);
-    if *block != BlockSpec::from(*block.conv()) {
+    if !block.is_bare() {
         store(&mut out, &unit);
     }
     follow(out, block, geometry, parameters, &unit)

@@ -2,20 +2,21 @@
 //! number of rows further on for every voxel of the input: the gradient of the input is then a convolution of stride 1, that
 //! of the weight a matrix product. The kernels' files say what the numbers mean.
 
-use super::epilogue::{self, NULL, grid, kernel, norm_arguments, push_activations, sum_bytes};
+use super::epilogue::{self, NULL, kernel, norm_arguments, push_activations, sum_bytes};
 use super::weight_gradient::WeightGradient;
 use super::{
-    Argument, Buffer, Classes, Context, Plan, Request, Step, Task, Workspace, gcd, int, push, size, strides,
+    Argument, Buffer, Classes, Context, Plan, Request, Step, Task, Workspace, gcd, grid, int, push, size,
+    strides,
 };
 use crate::Algorithm;
 use std::fmt;
-use volup::{Axis, BlockSpec, ConvSpec, DType, Error, MemoryFormat, Precision, Result, Wanted};
+use volup::{Axis, ConvSpec, DType, Error, MemoryFormat, Precision, Result, Wanted};
 
 /// Blocks a multiprocessor of the kernels that compute by the definition; fewer for launches that seldom have work to do.
 const BLOCKS: usize = 16;
+const IDLE_BLOCKS: usize = 2;
 /// Channels of a tile of the weight's gradient by its definition.
 const TILE: usize = 16;
-const IDLE_BLOCKS: usize = 2;
 /// Elements of a block of `gradient_rows`.
 const ELEMENTS: usize = 4096;
 /// Products and sums a second of one multiprocessor by the definition, at most.
@@ -87,6 +88,8 @@ pub(super) struct Rows {
     pub(super) group_out: usize,
     /// Elements of a group in a row of the gradient: of each class its channels, then zeros to a multiple of 16 bytes.
     pub(super) slots: usize,
+    /// Whether there are such zeros.
+    padded: bool,
     /// Elements of a row of the input.
     pub(super) x_pitch: usize,
     /// Rows.
@@ -100,9 +103,10 @@ impl Rows {
         let axes = geometry.axes().map(TapAxis::new);
         let groups = conv.groups();
         let (group_in, group_out) = (conv.in_channels() / groups, conv.out_channels() / groups);
-        let slots = group_out * axes.iter().map(|axis| axis.classes).product::<usize>();
+        let filled = group_out * axes.iter().map(|axis| axis.classes).product::<usize>();
         let slots =
-            if (groups * slots).is_multiple_of(vector) { slots } else { slots.next_multiple_of(vector) };
+            if (groups * filled).is_multiple_of(vector) { filled } else { filled.next_multiple_of(vector) };
+        let padded = slots != filled;
         let x_pitch = conv.in_channels().next_multiple_of(vector);
         let parts = parts_of(context);
         let batch = geometry.batch() / parts;
@@ -110,7 +114,7 @@ impl Rows {
         // Voxels are counted in 32 bits.
         let count =
             count.filter(|&count| count < 1 << 30).ok_or(Error::Overflow { what: "voxels on the GPU" })?;
-        Ok(Rows { batch, parts, axes, groups, group_in, group_out, slots, x_pitch, count })
+        Ok(Rows { batch, parts, axes, groups, group_in, group_out, slots, padded, x_pitch, count })
     }
 
     /// Elements of a row of the gradient.
@@ -130,12 +134,16 @@ impl Rows {
 /// Parts that the batch is taken in: two halves of a large one, so that rows and what is made of them take half the
 /// memory. Halves start at whole vectors.
 fn parts_of(context: Context<'_>) -> usize {
-    let (geometry, element) = (&context.request.geometry, context.request.dtype.size());
-    let sample = |[_, sizes @ ..]: [usize; 5]| sizes.iter().product::<usize>() * element;
-    let samples = [geometry.input_shape(), geometry.output_shape()].map(sample);
+    let geometry = &context.request.geometry;
+    let samples = [geometry.input_shape(), geometry.output_shape()].map(|shape| sample_bytes(context, shape));
     let whole = samples.iter().all(|sample| (geometry.batch() / 2 * sample).is_multiple_of(16));
     let large = geometry.batch() * samples[1] > LARGE;
     if large && whole && geometry.batch().is_multiple_of(2) { 2 } else { 1 }
+}
+
+/// Bytes of a sample of a tensor.
+fn sample_bytes(context: Context<'_>, [_, sizes @ ..]: [usize; 5]) -> usize {
+    sizes.iter().product::<usize>() * context.request.dtype.size()
 }
 
 /// The largest magnitudes among the control words: of the input, of the gradient and of the weight.
@@ -194,14 +202,10 @@ impl<'a> Backward<'a> {
 
     /// The time that all is expected to take.
     pub(super) fn seconds(&self) -> f64 {
-        let [n, channels, ..] = self.context.request.geometry.output_shape();
-        let output = (n
-            * channels
-            * self.context.request.geometry.output_voxels()
-            * self.context.request.dtype.size()) as f64;
+        let geometry = &self.context.request.geometry;
+        let output = (geometry.batch() * sample_bytes(self.context, geometry.output_shape())) as f64;
         let passes = if self.context.request.block.norm().is_some() { 5.0 } else { 3.0 };
         // By the definition what is wanted and has no plan.
-        let geometry = &self.context.request.geometry;
         let slow = geometry.flops() / (DEFINITION * self.context.device.multiprocessors as f64);
         let slow = |wanted: bool| if wanted { slow / self.rows.parts as f64 } else { 0.0 };
         let input = self.input.as_ref().map_or(slow(self.wanted.input), Plan::seconds);
@@ -227,8 +231,7 @@ impl<'a> Backward<'a> {
         steps.push(Step::Clear { at: control, words: CONTROL_WORDS });
         let bytes = rows.count * rows.pitch() * request.dtype.size();
         let gradient = workspace.take(bytes);
-        let classes: usize = rows.axes.iter().map(|axis| axis.classes).product();
-        if rows.slots != rows.group_out * classes {
+        if rows.padded {
             steps.push(Step::Clear { at: gradient, words: bytes.div_ceil(4) });
         }
         let weight = if self.input.is_some() { self.input_weight(control, workspace, steps)? } else { 0 };
@@ -260,14 +263,17 @@ impl<'a> Backward<'a> {
         Ok(())
     }
 
-    /// Where a part of a tensor begins that has so many bytes a sample.
-    fn at(&self, buffer: Buffer, part: usize, sample: usize) -> Argument {
-        Argument::Pointer(buffer, (part * self.rows.batch * sample) as u64)
+    /// Bytes before a part of what has so many a sample.
+    fn start(&self, part: usize, sample: usize) -> u64 {
+        (part * self.rows.batch * sample) as u64
     }
 
-    /// Bytes of a sample of a tensor.
-    fn sample(&self, [_, sizes @ ..]: [usize; 5]) -> usize {
-        sizes.iter().product::<usize>() * self.context.request.dtype.size()
+    /// Where a part begins of what has so many bytes a sample.
+    fn of_part(&self, whole: Argument, part: usize, sample: usize) -> Argument {
+        match whole {
+            Argument::Pointer(buffer, at) => Argument::Pointer(buffer, at + self.start(part, sample)),
+            nothing => nothing,
+        }
     }
 
     /// Elements of the weight.
@@ -299,9 +305,9 @@ impl<'a> Backward<'a> {
         let Rows { axes, groups, group_out, slots, .. } = &self.rows;
         let request = self.context.request;
         let block = &request.block;
-        let bare = *block == BlockSpec::from(*block.conv());
-        let sample = self.sample(request.geometry.output_shape());
-        let y = if bare { NULL } else { self.at(Buffer::Convolution, part, sample) };
+        let sample = sample_bytes(self.context, request.geometry.output_shape());
+        let of_output = |buffer| self.of_part(Argument::Pointer(buffer, 0), part, sample);
+        let y = if block.is_bare() { NULL } else { of_output(Buffer::Convolution) };
         let axes = axes.map(|axis| {
             [
                 axis.axis.output,
@@ -317,16 +323,9 @@ impl<'a> Backward<'a> {
         // Of each sample and group a mean and one over a deviation, and two terms.
         let statistic = block.norm().map_or(0, |norm| norm.groups()) * sum_bytes(self.context);
         let [mean, rstd, gamma, beta] = norm_arguments(self.context);
-        let moved = |argument: Argument, sample: usize| match argument {
-            Argument::Pointer(buffer, at) => {
-                Argument::Pointer(buffer, at + (part * self.rows.batch * sample) as u64)
-            }
-            other => other,
-        };
-        let [mean, rstd] = [mean, rstd].map(|argument| moved(argument, statistic));
-        let terms = moved(terms, 2 * statistic);
-        let mut arguments =
-            vec![self.at(Buffer::GradOutput, part, sample), Argument::Pointer(Buffer::Workspace, out)];
+        let [mean, rstd] = [mean, rstd].map(|whole| self.of_part(whole, part, statistic));
+        let terms = self.of_part(terms, part, 2 * statistic);
+        let mut arguments = vec![of_output(Buffer::GradOutput), Argument::Pointer(Buffer::Workspace, out)];
         arguments.push(Argument::Pointer(Buffer::Workspace, control + LARGEST[1]));
         arguments.extend([y, mean, rstd, terms, gamma, beta]);
         push(&mut arguments, [channels, epilogue::group_channels(self.context)])?;
@@ -347,9 +346,9 @@ impl<'a> Backward<'a> {
         let axes = self.rows.axes.map(|axis| [axis.axis.input, axis.rows, 1, 1, 0, 1]);
         let strides = strides(request.geometry.input_shape(), request.input_format);
         let channels = request.block.conv().in_channels();
-        let sample = self.sample(request.geometry.input_shape());
-        let mut arguments =
-            vec![self.at(Buffer::Input, part, sample), Argument::Pointer(Buffer::Workspace, out)];
+        let sample = sample_bytes(self.context, request.geometry.input_shape());
+        let input = self.of_part(Argument::Pointer(Buffer::Input, 0), part, sample);
+        let mut arguments = vec![input, Argument::Pointer(Buffer::Workspace, out)];
         arguments.push(Argument::Pointer(Buffer::Workspace, control + LARGEST[0]));
         arguments.extend([NULL; 6]);
         push(&mut arguments, [channels, channels, 0, 0])?;
@@ -407,7 +406,7 @@ impl<'a> Backward<'a> {
     ) -> Result<()> {
         let (context, rows) = (self.context, &self.rows);
         let geometry = &context.request.geometry;
-        let start = (part * rows.batch * self.sample(geometry.input_shape())) as u64;
+        let start = self.start(part, sample_bytes(context, geometry.input_shape()));
         let mut words = NULL;
         if let Some(plan) = &self.input {
             let base = workspace.take(plan.workspace_bytes);

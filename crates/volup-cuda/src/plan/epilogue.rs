@@ -2,7 +2,7 @@
 //! files say what the numbers mean.
 
 use super::norm::Partials;
-use super::{Argument, Buffer, Context, Step, Workspace, activation_code, int, push};
+use super::{Argument, Buffer, Context, Step, Workspace, activation_code, grid, push};
 use crate::Variant;
 use volup::{DType, MemoryFormat, NormSpec, Result};
 
@@ -36,11 +36,6 @@ pub(super) fn sum_bytes(context: Context<'_>) -> usize {
     context.request.dtype.accumulator().size()
 }
 
-/// A grid of blocks along the first axis.
-pub(super) fn grid(blocks: usize) -> Result<[u32; 3]> {
-    Ok([int(blocks)?.cast_unsigned(), 1, 1])
-}
-
 /// How tensors of the output's size are dealt out.
 struct Chunks {
     last: bool,
@@ -57,10 +52,10 @@ impl Chunks {
         let request = context.request;
         let [samples, channels, ..] = request.geometry.output_shape();
         let voxels = request.geometry.output_voxels();
-        // Of more channels a thread would have more sums than registers.
-        let whole = 16 / request.dtype.size();
-        let whole = if request.output_format == MemoryFormat::ChannelsLast3d { whole.min(4) } else { whole };
         let last = request.output_format == MemoryFormat::ChannelsLast3d;
+        let whole = 16 / request.dtype.size();
+        // Of more channels a thread would have more sums than registers.
+        let whole = if last { whole.min(4) } else { whole };
         let vector = if last && !channels.is_multiple_of(whole) { 1 } else { whole };
         let (chunks, channel_blocks, rows) = if last {
             let across = channels / vector;
@@ -166,8 +161,7 @@ pub(super) fn vectors(
     let terms =
         Argument::Pointer(Buffer::Workspace, workspace.take(samples * groups * 2 * sum_bytes(context)));
 
-    let bare = block.activation().is_none() && block.norm().is_none() && block.post_activation().is_none();
-    let convolution = if bare { NULL } else { Argument::Pointer(Buffer::Convolution, 0) };
+    let convolution = if block.is_bare() { NULL } else { Argument::Pointer(Buffer::Convolution, 0) };
     let mut arguments = vec![convolution, Argument::Pointer(Buffer::GradOutput, 0), sums];
     arguments.extend(norm_arguments(context));
     push(&mut arguments, [of.voxels, of.channels, group_channels(context), of.chunks, of.channel_blocks])?;

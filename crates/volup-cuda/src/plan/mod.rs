@@ -314,6 +314,11 @@ fn int(value: usize) -> Result<i32> {
     i32::try_from(value).map_err(|_| Error::Overflow { what: "a size on the GPU" })
 }
 
+/// A grid of blocks along the first axis.
+fn grid(blocks: usize) -> Result<[u32; 3]> {
+    Ok([int(blocks)?.cast_unsigned(), 1, 1])
+}
+
 /// Adds numbers as 32-bit arguments.
 fn push(arguments: &mut Vec<Argument>, numbers: impl IntoIterator<Item = usize>) -> Result<()> {
     for number in numbers {

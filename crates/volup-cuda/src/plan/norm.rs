@@ -1,6 +1,7 @@
 //! Planning `norm`: partial statistics of the output, merged in a fixed order, then applied in place.
 
-use super::{Argument, Buffer, Context, Step, Workspace, activation_code, gcd, int, push, size};
+use super::epilogue::element;
+use super::{Argument, Buffer, Context, Step, Workspace, activation_code, gcd, grid, int, push, size};
 use crate::Variant;
 use volup::{DType, MemoryFormat, NormSpec, Result};
 
@@ -197,11 +198,10 @@ pub(super) fn steps(
 /// The kernels that move vectors, statistics and scaling, where they are there and apply.
 fn vectors<'a>(context: Context<'a>) -> Option<[&'a Variant; 2]> {
     let request = context.request;
-    let (kind, types) = match request.dtype {
-        DType::F64 => return None,
-        DType::F32 => (1, vec![]),
-        DType::F16 | DType::Bf16 => (0, vec![context.type_name()]),
-    };
+    if request.dtype == DType::F64 {
+        return None;
+    }
+    let (types, kind) = element(context);
     let last = request.output_format == MemoryFormat::ChannelsLast3d;
     let vector = 16 / request.dtype.size();
     let [samples, channels, ..] = request.geometry.output_shape();
@@ -246,7 +246,6 @@ fn vector_steps(
     arguments.extend(arrays);
     arguments.push(Argument::I64(length as i64));
     push(&mut arguments, [rows, chunks, channels, groups, group_channels])?;
-    let grid = |blocks: usize| -> Result<[u32; 3]> { Ok([int(blocks)?.cast_unsigned(), 1, 1]) };
     steps.push(Step::launch(*statistics_kernel, grid(rows * chunks)?, arguments));
     let between = if last { [chunks * groups, 1, groups, 0] } else { [groups * chunks, chunks, 1, 0] };
     let partials = Partials { arrays, chunks, repeats: 1, columns: 1, steps: between };

@@ -139,7 +139,7 @@ pub fn backward(
     let mut gradients = Gradients::default();
     let mut dy: Vec<Near> =
         grad_output.to_f64().into_iter().map(|value| Near { value, error: 0.0 }).collect();
-    if *block != BlockSpec::from(*block.conv()) {
+    if !block.is_bare() {
         let epilogue = Epilogue { block, geometry, parameters, saved, unit: &unit };
         let sums = epilogue.backward(&mut dy);
         if block.norm().is_some_and(|norm| norm.affine()) {

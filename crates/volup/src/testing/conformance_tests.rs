@@ -186,10 +186,7 @@ impl ReferenceEngine {
                 }
             }
             // Inf is left alone: the masked channels would multiply it by 0.
-            M::SumsInStorageType
-                if BlockSpec::from(*block.conv()) == *block
-                    && input.to_f64().iter().all(|x| x.is_finite()) =>
-            {
+            M::SumsInStorageType if block.is_bare() && input.to_f64().iter().all(|x| x.is_finite()) => {
                 values = channel_by_channel(block, geometry, &parameters, input)?;
             }
             M::Unrepeatable => {

@@ -178,7 +178,7 @@ impl<'a> TrainingRun<'a> {
         let Run { case, input, parameters, .. } = &self.run;
         let bare = BlockSpec::from(*case.block.conv());
         let Saved { convolution, mean, rstd } = saved;
-        let is_bare = case.block == bare;
+        let is_bare = case.block.is_bare();
         let normalizes = case.block.norm().is_some();
         if [convolution.is_none(), mean.is_none(), rstd.is_none()] != [is_bare, !normalizes, !normalizes] {
             return Err(self.run.failure("what is saved is more or less than is needed"));

@@ -80,11 +80,11 @@ impl Training for ReferenceEngine {
     fn forward_for_training(&self, layer: &Self::Layer, input: &Tensor) -> Result<(Tensor, Saved<Tensor>)> {
         let (block, parameters) = layer;
         let output = self.forward(layer, input)?;
-        let bare = BlockSpec::from(*block.conv());
-        if *block == bare && self.mistake != M::SavesTooMuch {
+        if block.is_bare() && self.mistake != M::SavesTooMuch {
             return Ok((output, Saved::default()));
         }
         let geometry = block.geometry_of(input.shape())?;
+        let bare = BlockSpec::from(*block.conv());
         let values = forward(&bare, &geometry, parameters, input, 0.0).values;
         let convolution = of_rank(input, &geometry.output_shape(), values)?;
         let statistics = block.norm().map(|norm| -> Result<_> {
@@ -118,7 +118,7 @@ impl Training for ReferenceEngine {
             check("grad_output", grad_output, shape, dtype)?;
         }
         let mut saved = saved.clone();
-        if *block != BlockSpec::from(*block.conv()) {
+        if !block.is_bare() {
             if saved.convolution.is_none() {
                 saved.convolution = self.forward_for_training(layer, input)?.1.convolution;
             }

@@ -55,7 +55,7 @@ impl Example {
         let convolution = forward(&bare, &geometry, &parameters, &input, ROUNDOFF);
         let output = forward_for_training(block, &geometry, &parameters, &input, ROUNDOFF);
         let mut saved = Saved::default();
-        if *block != bare {
+        if !block.is_bare() {
             let stored = of(&shape, convolution.values.clone());
             if let Some(norm) = block.norm() {
                 let [mean, rstd] = statistics(block, &geometry, &stored)

@@ -8,7 +8,7 @@ use crate::plan::{Argument, Buffer, Plan, Request, Step, Task};
 use crate::{Algorithm, DeviceInfo, Variant};
 use std::collections::BTreeSet;
 use volup::testing::{Case, cases};
-use volup::{BlockSpec, DType, Error, Precision, Wanted};
+use volup::{DType, Error, Precision, Wanted};
 
 /// No gradient.
 const NONE: Wanted =
@@ -58,7 +58,7 @@ fn requests(case: &Case, turn: usize) -> Vec<Request> {
 /// Words are cleared before they are raised or read, what is given is there, launches overlap where both know of it, and
 /// numbers are rounded for those that multiply rounded ones.
 fn check(plan: &Plan, request: &Request, what: &str) {
-    let bare = request.block == BlockSpec::from(*request.block.conv());
+    let bare = request.block.is_bare();
     let norm = request.block.norm().is_some();
     let (wanted, output) = match request.task {
         Task::Backward(wanted) => (wanted, false),
