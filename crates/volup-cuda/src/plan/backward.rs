@@ -3,6 +3,7 @@
 //! of the weight a matrix product. The kernels' files say what the numbers mean.
 
 use super::epilogue::{self, NULL, kernel, norm_arguments, push_activations, sum_bytes};
+use super::shuffle_gradient::ShuffleGradient;
 use super::weight_gradient::WeightGradient;
 use super::{
     Argument, Buffer, Classes, Context, Plan, Request, Step, Task, Workspace, gcd, grid, int, push, size,
@@ -142,7 +143,7 @@ fn parts_of(context: Context<'_>) -> usize {
 }
 
 /// Bytes of a sample of a tensor.
-fn sample_bytes(context: Context<'_>, [_, sizes @ ..]: [usize; 5]) -> usize {
+pub(super) fn sample_bytes(context: Context<'_>, [_, sizes @ ..]: [usize; 5]) -> usize {
     sizes.iter().product::<usize>() * context.request.dtype.size()
 }
 
@@ -155,6 +156,8 @@ pub(super) struct Backward<'a> {
     context: Context<'a>,
     wanted: Wanted,
     rows: Rows,
+    /// What makes both gradients without rows.
+    both: Option<ShuffleGradient<'a>>,
     input: Option<Plan>,
     weight: Option<WeightGradient<'a>>,
 }
@@ -162,6 +165,9 @@ pub(super) struct Backward<'a> {
 impl fmt::Display for Backward<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("backward")?;
+        if let Some(both) = &self.both {
+            return write!(f, "; {both}");
+        }
         if self.rows.parts > 1 {
             write!(f, " in {} parts", self.rows.parts)?;
         }
@@ -179,31 +185,50 @@ impl fmt::Display for Backward<'_> {
 }
 
 impl<'a> Backward<'a> {
-    /// The plan, of those for the weight with the one of a number: the fewer, the faster it is expected to be.
+    /// The plan of a number: without rows where that goes, then by what computes the gradient of the weight; the fewer,
+    /// the faster it is expected to be.
     pub(super) fn new(context: Context<'a>, wanted: Wanted, which: usize) -> Result<Backward<'a>> {
         let rows = Rows::new(context)?;
+        let both = Backward::without_rows(context, wanted);
+        let which = match both {
+            Some(_) if which == 0 => return Ok(Backward { context, wanted, rows, both, input: None, weight: None }),
+            Some(_) => which - 1,
+            None => which,
+        };
         let fast = context.request.dtype != DType::F64;
         let input = if wanted.input && fast { Some(input_plan(context, &rows)?) } else { None };
         let weight =
             wanted.weight.then(|| WeightGradient::all(context, &rows).into_iter().nth(which)).flatten();
-        Ok(Backward { context, wanted, rows, input, weight })
+        Ok(Backward { context, wanted, rows, both: None, input, weight })
     }
 
-    /// How many plans differ in how they compute the gradient of the weight.
+    fn without_rows(context: Context<'a>, wanted: Wanted) -> Option<ShuffleGradient<'a>> {
+        if wanted.input || wanted.weight { ShuffleGradient::new(context) } else { None }
+    }
+
+    /// How many plans there are.
     pub(super) fn ways(context: Context<'_>, wanted: Wanted) -> Result<usize> {
         let all = |rows: &Rows| if wanted.weight { WeightGradient::all(context, rows).len() } else { 0 };
-        Ok(all(&Rows::new(context)?).max(1))
+        let without = usize::from(Backward::without_rows(context, wanted).is_some());
+        Ok(all(&Rows::new(context)?).max(1) + without)
     }
 
     /// The family that computes the gradient of the input.
     pub(super) fn algorithm(&self) -> Algorithm {
-        self.input.as_ref().map_or(Algorithm::Direct, |plan| plan.algorithm)
+        match &self.both {
+            Some(_) => Algorithm::ShuffleGemm,
+            None => self.input.as_ref().map_or(Algorithm::Direct, |plan| plan.algorithm),
+        }
     }
 
     /// The time that all is expected to take.
     pub(super) fn seconds(&self) -> f64 {
         let geometry = &self.context.request.geometry;
         let output = (geometry.batch() * sample_bytes(self.context, geometry.output_shape())) as f64;
+        if let Some(both) = &self.both {
+            let sums = if self.context.request.block.is_bare() { 1.0 } else { 2.0 };
+            return both.seconds + sums * output / ROWS;
+        }
         let passes = if self.context.request.block.norm().is_some() { 5.0 } else { 3.0 };
         // By the definition what is wanted and has no plan.
         let slow = geometry.flops() / (DEFINITION * self.context.device.multiprocessors as f64);
@@ -226,6 +251,11 @@ impl<'a> Backward<'a> {
         }
         if !factors {
             return Ok(());
+        }
+        if let Some(both) = &self.both {
+            let partial = if wanted.weight { both.take_partial(workspace, self.elements()) } else { 0 };
+            steps.push(both.step(*wanted, terms, partial)?);
+            return if wanted.weight { self.add_up(partial, both.shares, steps) } else { Ok(()) };
         }
         let control = workspace.take(CONTROL_WORDS * 4);
         steps.push(Step::Clear { at: control, words: CONTROL_WORDS });
@@ -252,14 +282,17 @@ impl<'a> Backward<'a> {
                 workspace.bytes = workspace.bytes.max(own.bytes);
             }
         }
-        if wanted.weight {
-            let pointers = [(Buffer::Workspace, partial), (Buffer::GradWeight, 0)];
-            let mut arguments = pointers.map(|(buffer, at)| Argument::Pointer(buffer, at)).to_vec();
-            let splits = rows.parts * self.splits();
-            push(&mut arguments, [splits, rows.taps(), rows.groups * rows.group_in, rows.group_out])?;
-            let blocks = grid(self.elements().div_ceil(256))?;
-            steps.push(Step::launch(kernel(context, "weight_gradient_sum")?, blocks, arguments));
-        }
+        if wanted.weight { self.add_up(partial, rows.parts * self.splits(), steps) } else { Ok(()) }
+    }
+
+    /// The launch that adds up so many shares of the gradient of the weight.
+    fn add_up(&self, partial: u64, splits: usize, steps: &mut Vec<Step>) -> Result<()> {
+        let rows = &self.rows;
+        let pointers = [(Buffer::Workspace, partial), (Buffer::GradWeight, 0)];
+        let mut arguments = pointers.map(|(buffer, at)| Argument::Pointer(buffer, at)).to_vec();
+        push(&mut arguments, [splits, rows.taps(), rows.groups * rows.group_in, rows.group_out])?;
+        let blocks = grid(self.elements().div_ceil(256))?;
+        steps.push(Step::launch(kernel(self.context, "weight_gradient_sum")?, blocks, arguments));
         Ok(())
     }
 

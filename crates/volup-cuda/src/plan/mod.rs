@@ -15,6 +15,7 @@ mod norm;
 mod pack;
 mod phases;
 mod shuffle_gemm;
+mod shuffle_gradient;
 #[cfg(test)]
 mod tests;
 mod weight_gradient;

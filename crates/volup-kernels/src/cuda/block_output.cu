@@ -16,8 +16,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, KIND == 0 ? 4 : 2) block_o
     Norm norm[OWN];
 #pragma unroll
     for (int e = 0; e < OWN; e++) norm[e] = norm_of(share.sample, share.channel + e, channels, group_channels, mean, rstd, gamma, beta);
-    by_straightness(activation, post, [&](auto is) {
-        const Activation<is.STRAIGHT> first(activation, slope), last(post, post_slope);
+    by_known(activation, post, [&](auto known) {
+        const Activation<known.first> first(activation, slope);
+        const Activation<known.second> last(post, post_slope);
 #pragma unroll 1
         for (int turn = 0; turn < TURNS; turn++) {
             Vector v[VECTORS];

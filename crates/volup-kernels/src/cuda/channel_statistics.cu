@@ -41,9 +41,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, KIND == 4 ? 2 : 3) channel
 #pragma unroll
             for (int e = 0; e < VECTOR; e++) x[e] = widen(v[k].of[e]);
             if (activation <= 2)
-                Activation<true>(activation, slope).of(x, a[k], slopes);
+                Activation<STRAIGHT>(activation, slope).of(x, a[k], slopes);
             else
-                Activation<false>(activation, slope).of(x, a[k], slopes);
+                Activation<ANY>(activation, slope).of(x, a[k], slopes);
         }
 #if LAST == 0
         // The sum of something over what of a vector is there.

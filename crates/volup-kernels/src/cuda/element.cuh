@@ -57,3 +57,15 @@ __device__ __forceinline__ void narrow(double x, double *y) { *y = x; }
 __device__ __forceinline__ void narrow(float x, float *y) { *y = x; }
 __device__ __forceinline__ void narrow(float x, Half *y) { asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y->bits) : "f"(x)); }
 __device__ __forceinline__ void narrow(float x, Bfloat *y) { asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y->bits) : "f"(x)); }
+
+/// Two elements side by side, the first in the lower half.
+__device__ __forceinline__ unsigned narrow_both(float x, float y, Half) {
+    unsigned both;
+    asm("cvt.rn.f16x2.f32 %0, %2, %1;" : "=r"(both) : "f"(x), "f"(y));
+    return both;
+}
+__device__ __forceinline__ unsigned narrow_both(float x, float y, Bfloat) {
+    unsigned both;
+    asm("cvt.rn.bf16x2.f32 %0, %2, %1;" : "=r"(both) : "f"(x), "f"(y));
+    return both;
+}

@@ -37,6 +37,10 @@ constexpr int VECTOR = 16 / sizeof(Element), THREADS = 256, POSITIONS = 4096 / C
 constexpr int SHARED_BY = 32 / CHANNELS;
 static_assert(CHANNELS == 8 || CHANNELS == 16 || CHANNELS == 32, "groups of elements are dealt out for these");
 
+template <bool VALUE> struct Whether {
+    static constexpr bool value = VALUE;
+};
+
 /// How a channel's gradients follow: `dy = (factor*dv + q + r*h) * f`.
 struct Channel {
     Norm norm;
@@ -89,9 +93,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, KIND == 4 ? 2 : 4) gradien
     [[maybe_unused]] unsigned most = 0;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     // Neighbouring threads read neighbours: positions, or channels. Elements that a thread has at once are of one channel.
-    const auto read = [&](auto order, auto is) {
-        constexpr bool LAST = order.STRAIGHT;
-        const Activation<is.STRAIGHT> first(activation, slope), after(post, post_slope);
+    const auto read = [&](auto order, auto known) {
+        constexpr bool LAST = order.value;
+        const Activation<known.first> first(activation, slope);
+        const Activation<known.second> after(post, post_slope);
 #pragma unroll(GROUPS / 2)
         for (int group = 0; group < GROUPS; group++) {
             const int channel = LAST ? lane % CHANNELS : warp * (CHANNELS / 8) + group / SHARED_BY;
@@ -146,11 +151,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, KIND == 4 ? 2 : 4) gradien
             }
         }
     };
-    by_straightness(activation, post, [&](auto is) {
+    by_known(activation, post, [&](auto known) {
         if (x_c == 1)
-            read(Whether<true>(), is);
+            read(Whether<true>(), known);
         else
-            read(Whether<false>(), is);
+            read(Whether<false>(), known);
     });
     __syncthreads();
     if (group_in % VECTOR == 0) {

@@ -20,21 +20,31 @@ extern "C" __global__ void __launch_bounds__(THREADS, KIND == 4 ? 1 : 2) gradien
     const Share share(voxels, channels, chunks, channel_blocks);
     constexpr int OWN = LAST ? VECTOR : 1;
     Sum total[OWN][SUMS] = {};
-    if (share.to > 0)
-        by_straightness(activation, post, [&](auto is) {
-            const Activation<is.STRAIGHT> first(activation, slope), last(post, post_slope);
+    if (share.to > 0 && !y) {
+        // Nothing follows the convolution: `dy` is `dz`, and its sum is all that is asked for.
+#pragma unroll 1
+        for (int turn = 0; turn < TURNS; turn++) {
+            Vector g[VECTORS];
+            share.load(dz, turn, g);
+#pragma unroll
+            for (int k = 0; k < VECTORS; k++)
+#pragma unroll
+                for (int e = 0; e < VECTOR; e++) total[LAST ? e : 0][2] += widen(g[k].of[e]);
+        }
+    } else if (share.to > 0) {
+        by_known(activation, post, [&](auto known) {
+            const Activation<known.first> first(activation, slope);
+            const Activation<known.second> last(post, post_slope);
             Norm norm[OWN];
 #pragma unroll
             for (int e = 0; e < OWN; e++) norm[e] = norm_of(share.sample, share.channel + e, channels, group_channels, mean, rstd, gamma, beta);
 #pragma unroll 1
             for (int turn = 0; turn < TURNS; turn++) {
-                Vector g[VECTORS], v[VECTORS] = {};
+                Vector g[VECTORS], v[VECTORS];
                 share.load(dz, turn, g);
-                if (y) share.load(y, turn, v);
+                share.load(y, turn, v);
 #pragma unroll
                 for (int k = 0; k < VECTORS; k++) {
-                    int lo, hi;
-                    share.range(turn * VECTORS + k, lo, hi);
                     Sum x[VECTOR], a[VECTOR], f[VECTOR], h[VECTOR], unused[VECTOR], post_f[VECTOR];
 #pragma unroll
                     for (int e = 0; e < VECTOR; e++) x[e] = widen(v[k].of[e]);
@@ -45,21 +55,29 @@ extern "C" __global__ void __launch_bounds__(THREADS, KIND == 4 ? 1 : 2) gradien
                         x[e] = norm[LAST ? e : 0].scaled(h[e]);
                     }
                     last.of(x, unused, post_f);
-                    // What is not there has a gradient of 0.
-#pragma unroll
-                    for (int e = 0; e < VECTOR; e++) {
+                    // What is not there has a gradient of 0, and here a slope of 0.
+                    const auto add = [&](int e, Sum slope_there) {
                         const Sum dv = last.back(widen(g[k].of[e]), post_f[e]);
-                        const Sum slope_there = hi - lo == VECTOR || (e >= lo && e < hi) ? f[e] : (Sum)0;
                         Sum(&to)[SUMS] = total[LAST ? e : 0];
                         to[0] += dv;
                         to[1] += dv * h[e];
                         to[2] += first.back(dv, f[e]);
                         to[3] += slope_there;
                         to[4] += h[e] * slope_there;
+                    };
+                    int lo, hi;
+                    share.range(turn * VECTORS + k, lo, hi);
+                    if (hi - lo == VECTOR) {
+#pragma unroll
+                        for (int e = 0; e < VECTOR; e++) add(e, f[e]);
+                    } else {
+#pragma unroll
+                        for (int e = 0; e < VECTOR; e++) add(e, e >= lo && e < hi ? f[e] : (Sum)0);
                     }
                 }
             }
         });
+    }
     const auto put = [&](int channel, int which, Sum v) {
         sums[(((long long)share.sample * channels + channel) * chunks + share.chunk) * SUMS + which] = v;
     };

@@ -5,9 +5,12 @@
 #include "activation.cuh"
 #include "hopper.cuh"
 
-#if !defined(MI) || !defined(CTAS) || !defined(WGS)
-#error "MI and WGS: a tile has 64*MI*WGS rows; CTAS: blocks of a multiprocessor"
+#if !defined(BN) || !defined(MI) || !defined(CTAS) || !defined(WGS)
+#error "BN: columns of a tile; MI and WGS: its 64*MI*WGS rows; CTAS: blocks of a multiprocessor"
 #endif
+
+/// Registers of a thread for 64 rows.
+constexpr int REGISTERS = BN / 2;
 
 /// Rows of a warpgroup and of a tile.
 constexpr int M = 64 * MI, BM = WGS * M;

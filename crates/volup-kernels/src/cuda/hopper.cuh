@@ -4,10 +4,6 @@
 
 #include "element.cuh"
 
-#ifndef BN
-#error "BN, the columns of a matrix instruction"
-#endif
-
 __device__ __forceinline__ unsigned shared(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
 
 __device__ __forceinline__ void barrier_init(unsigned barrier, int count) {
@@ -54,68 +50,39 @@ template <int PENDING> __device__ __forceinline__ void matrix_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-#define TEXT_(x) #x
-#define TEXT(x) TEXT_(x)
 #define N8(j) "+f"(d[4 * (j)]), "+f"(d[4 * (j) + 1]), "+f"(d[4 * (j) + 2]), "+f"(d[4 * (j) + 3])
-#if BN == 16
-#define SUMS N8(0), N8(1)
-#define SUM_NAMES "%0,%1,%2,%3,%4,%5,%6,%7"
-#define OPERAND_NAMES "%8,%9"
-#define KEEP_NAME "%10"
-#elif BN == 24
-#define SUMS N8(0), N8(1), N8(2)
-#define SUM_NAMES "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11"
-#define OPERAND_NAMES "%12,%13"
-#define KEEP_NAME "%14"
-#elif BN == 32
-#define SUMS N8(0), N8(1), N8(2), N8(3)
-#define SUM_NAMES "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15"
-#define OPERAND_NAMES "%16,%17"
-#define KEEP_NAME "%18"
-#elif BN == 48
-#define SUMS N8(0), N8(1), N8(2), N8(3), N8(4), N8(5)
-#define SUM_NAMES "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23"
-#define OPERAND_NAMES "%24,%25"
-#define KEEP_NAME "%26"
-#elif BN == 64
-#define SUMS N8(0), N8(1), N8(2), N8(3), N8(4), N8(5), N8(6), N8(7)
-#define SUM_NAMES                                                                                                                \
-    "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31"
-#define OPERAND_NAMES "%32,%33"
-#define KEEP_NAME "%34"
-#elif BN == 96
-#define SUMS N8(0), N8(1), N8(2), N8(3), N8(4), N8(5), N8(6), N8(7), N8(8), N8(9), N8(10), N8(11)
-#define SUM_NAMES                                                                                                                \
-    "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"     \
-    "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
-#define OPERAND_NAMES "%48,%49"
-#define KEEP_NAME "%50"
-#elif BN == 128
-#define SUMS                                                                                                                     \
-    N8(0), N8(1), N8(2), N8(3), N8(4), N8(5), N8(6), N8(7), N8(8), N8(9), N8(10), N8(11), N8(12), N8(13), N8(14), N8(15)
-#define SUM_NAMES                                                                                                                \
-    "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23,%24,%25,%26,%27,%28,%29,%30,%31,"     \
-    "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,"   \
-    "%62,%63"
-#define OPERAND_NAMES "%64,%65"
-#define KEEP_NAME "%66"
-#endif
+#define N16(j) N8(j), N8(j + 1)
+#define N32(j) N16(j), N16(j + 2)
+#define NAMES_16 "%0,%1,%2,%3,%4,%5,%6,%7"
+#define NAMES_24 NAMES_16 ",%8,%9,%10,%11"
+#define NAMES_32 NAMES_24 ",%12,%13,%14,%15"
+#define NAMES_48 NAMES_32 ",%16,%17,%18,%19,%20,%21,%22,%23"
+#define NAMES_64 NAMES_48 ",%24,%25,%26,%27,%28,%29,%30,%31"
+#define NAMES_96 NAMES_64 ",%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47"
+#define NAMES_128 NAMES_96 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 #if KIND == 1 || KIND == 3
 #define DEPTH "8"
-#define MODIFIERS "p, 1, 1"
+#define ORDERS(of_b) ""
 #else
 #define DEPTH "16"
-#define MODIFIERS "p, 1, 1, 0, 0"
+#define ORDERS(of_b) ", 0, " of_b
 #endif
 
-/// Registers of a thread for 64 rows.
-constexpr int REGISTERS = BN / 2;
-
-/// Adds 64 rows by BN columns of one step of 32 bytes of K; without `keep`, to nothing.
-__device__ __forceinline__ void multiply(float (&d)[REGISTERS], unsigned long long a, unsigned long long b, int keep) {
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " KEEP_NAME ", 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n" TEXT(BN) "k" DEPTH ".f32." OPERAND "." OPERAND " {" SUM_NAMES "}, " OPERAND_NAMES
-                 ", " MODIFIERS ";\n}"
-                 : SUMS
-                 : "l"(a), "l"(b), "r"(keep));
-}
+/// Adds 64 rows by so many columns of one step of 32 bytes of K, half as many registers of a thread; without `keep`, to
+/// nothing. TRANSPOSED: of B, of 16 bits, columns lie side by side instead of what is added up.
+#define MULTIPLY(n, a_name, b_name, keep_name, order, ...)                                                                        \
+    template <int TRANSPOSED = 0>                                                                                                \
+    __device__ __forceinline__ void multiply(float (&d)[n / 2], unsigned long long a, unsigned long long b, int keep) {          \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " keep_name ", 0;\n"                                                     \
+                     "wgmma.mma_async.sync.aligned.m64n" #n "k" DEPTH ".f32." OPERAND "." OPERAND " {" NAMES_##n "}, " a_name     \
+                     "," b_name ", p, 1, 1" ORDERS(order) ";\n}"                                                                 \
+                     : __VA_ARGS__                                                                                               \
+                     : "l"(a), "l"(b), "r"(keep), "n"(TRANSPOSED));                                                              \
+    }
+MULTIPLY(16, "%8", "%9", "%10", "%11", N16(0))
+MULTIPLY(24, "%12", "%13", "%14", "%15", N16(0), N8(2))
+MULTIPLY(32, "%16", "%17", "%18", "%19", N32(0))
+MULTIPLY(48, "%24", "%25", "%26", "%27", N32(0), N16(4))
+MULTIPLY(64, "%32", "%33", "%34", "%35", N32(0), N32(4))
+MULTIPLY(96, "%48", "%49", "%50", "%51", N32(0), N32(4), N32(8))
+MULTIPLY(128, "%64", "%65", "%66", "%67", N32(0), N32(4), N32(8), N32(12))

@@ -7,12 +7,17 @@
 __device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.0f, 1.0f + expf(-x)); }
 __device__ __forceinline__ double sigmoid(double x) { return 1.0 / (1.0 + exp(-x)); }
 
-/// An activation, codes as in `epilogue`. STRAIGHT: a comparison, or none.
-template <bool STRAIGHT> struct Activation {
+/// What is known of an activation when a kernel is compiled: that there is none, that it is ReLU, that it is a comparison or
+/// none, or nothing.
+enum Known { NONE, RELU, STRAIGHT, ANY };
+
+/// An activation, codes as in `epilogue`.
+template <Known KNOWN> struct Activation {
     int code;
     Sum slope;
 
-    __device__ __forceinline__ Activation(int code, double slope) : code(code), slope(code == 0 ? 1 : code == 1 ? 0 : (Sum)slope) {}
+    __device__ __forceinline__ Activation(int code, double slope)
+        : code(KNOWN == NONE ? 0 : KNOWN == RELU ? 1 : code), slope(this->code == 0 ? 1 : this->code == 1 ? 0 : (Sum)slope) {}
 
     /// Of some values the activation and its slope. At kinks that is PyTorch's: 0 at 0 for ReLU, the slope at 0 for leaky
     /// ReLU, 0 at -3 and 1 at 3 for hardswish.
@@ -21,7 +26,11 @@ template <bool STRAIGHT> struct Activation {
 #pragma unroll
             for (int k = 0; k < COUNT; k++) one(x[k], a[k], f[k]);
         };
-        if (STRAIGHT || code <= 2) {
+        if (KNOWN == NONE) {
+            each([](Sum x, Sum &a, Sum &f) { a = x, f = 1; });
+            return;
+        }
+        if (KNOWN != ANY || code <= 2) {
             // NaN is not negative, and where ReLU is 0 the value does not matter, be it infinite.
             each([this](Sum x, Sum &a, Sum &f) {
                 f = x <= 0 ? slope : (Sum)1;
@@ -101,14 +110,19 @@ __device__ __forceinline__ Norm norm_of(int sample, int channel, int channels, i
     return norm;
 }
 
-template <bool IS> struct Whether {
-    static constexpr bool STRAIGHT = IS;
+/// What is known of both activations of a block.
+template <Known FIRST, Known SECOND> struct Both {
+    static constexpr Known first = FIRST, second = SECOND;
 };
 
-/// Calls `f` with whether both activations are straight.
-template <typename F> __device__ __forceinline__ void by_straightness(int activation, int post, F f) {
-    if (activation <= 2 && post <= 2)
-        f(Whether<true>());
+/// Calls `f` with what is known of both activations.
+template <typename F> __device__ __forceinline__ void by_known(int activation, int post, F f) {
+    if (activation == 0 && post == 0)
+        f(Both<NONE, NONE>());
+    else if (activation == 1 && post == 0)
+        f(Both<RELU, NONE>());
+    else if (activation <= 2 && post <= 2)
+        f(Both<STRAIGHT, STRAIGHT>());
     else
-        f(Whether<false>());
+        f(Both<ANY, ANY>());
 }
