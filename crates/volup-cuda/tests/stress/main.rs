@@ -1,6 +1,7 @@
-//! Many plans beside one another on the streams of one device.
+//! Many plans beside one another: on the streams of one device, and on two devices.
 
 mod calls;
+mod devices;
 #[path = "../gpu/mod.rs"]
 mod gpu;
 #[path = "../gpu/ptx.rs"]
