@@ -5,7 +5,8 @@
     python3 .gpu-bundle/gpu.py --only bench --shapes kb2-61 kb1-73 --precisions tf32 --out results
 
 Stages: `conformance` runs the CUDA engine's Rust tests, `tests` the Python tests of the forward
-pass and the KernelBench solutions, `gradients` the Python tests of training, `sanitizer`
+pass and the KernelBench solutions, `gradients` the Python tests of training, `stress` thousands of
+plans on several streams and, where there are two GPUs, tests of both, `sanitizer`
 compute-sanitizer over small cases, `bench` the comparison with cuDNN. `training` times forward and
 backward passes, and runs only if it is asked for, as PyTorch compiles its side for minutes:
 `--only training --seconds 3000`.
@@ -70,10 +71,13 @@ MOST_SECONDS = {
     "conformance": 200.0,
     "tests": 150.0,
     "gradients": 200.0,
+    "stress": 300.0,
     "sanitizer": 180.0,
     "bench": 480.0,
     "training": 3600.0,
 }
+# The Rust tests of the stage of that name.
+STRESS = "stress"
 # Run if it is named.
 ASKED_FOR = ("training",)
 
@@ -166,7 +170,7 @@ def last_match(pattern: str) -> Callable[[str], str]:
 
 
 def conformance(stage: Stage, _args: argparse.Namespace) -> None:
-    binaries = sorted((BUNDLE / "tests").iterdir())
+    binaries = sorted(path for path in (BUNDLE / "tests").iterdir() if path.name != STRESS)
     if not binaries:
         stage.failures.append("the bundle holds no tests")
     for binary in binaries:
@@ -182,6 +186,15 @@ def tests(stage: Stage, _args: argparse.Namespace) -> None:
 
 def gradients(stage: Stage, _args: argparse.Namespace) -> None:
     pytest(stage, "test_cuda_training")
+
+
+def stress(stage: Stage, _args: argparse.Namespace) -> None:
+    # What they print says how much was done, or why it was not.
+    found = last_match(r"^test result: (.*)$")
+    said = re.compile(r"\b(?:stress|devices|skipped): .*$", re.MULTILINE)
+    command = [BUNDLE / "tests" / STRESS, "--nocapture", "--test-threads=1"]
+    stage.run(STRESS, command, lambda text: "; ".join([found(text), *said.findall(text)]))
+    pytest(stage, "test_cuda_devices")
 
 
 def pytest(stage: Stage, name: str) -> None:
@@ -269,6 +282,7 @@ STAGES: dict[str, Callable[[Stage, argparse.Namespace], None]] = {
     "conformance": conformance,
     "tests": tests,
     "gradients": gradients,
+    "stress": stress,
     "sanitizer": sanitizer,
     "bench": bench,
     "training": training,

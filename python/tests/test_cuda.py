@@ -15,7 +15,6 @@ import volup
 from volup import _compose, _native
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
-several = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU")
 
 # Unit roundoff of TF32, to which factors are rounded.
 TF32 = 2.0**-11
@@ -221,22 +220,6 @@ def test_waits_for_nothing() -> None:
             block(x, w, b)
     finally:
         torch.cuda.set_sync_debug_mode("default")
-
-
-@several
-def test_every_gpu_whatever_the_current_one() -> None:
-    x, w, b = example()
-    expected = ieee(x, w, b)
-    for device in ("cuda:0", "cuda:1"):
-        moved = [tensor.to(device) for tensor in (x, w, b)]
-        for current in (0, 1):
-            with torch.cuda.device(current):
-                got = ieee(*moved)
-                assert got.device == torch.device(device)
-                torch.testing.assert_close(got.to(x.device), expected)
-                assert torch.cuda.current_device() == current
-    with pytest.raises(RuntimeError, match="weight must be on cuda:1, got device cuda:0"):
-        volup.conv_transpose3d(x.to("cuda:1"), w)
 
 
 @pytest.mark.parametrize("kind", KINDS)

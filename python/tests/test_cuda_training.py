@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from samples import B, W, X
 from test_conformance import CASES
-from test_cuda import FORMATS, KINDS, TF32, at_once, example, flags, on_gpu, run, several  # noqa: F401
+from test_cuda import FORMATS, KINDS, TF32, at_once, example, flags, on_gpu, run  # noqa: F401
 from test_operators import NAMES as OPERATORS
 from test_operators import OPS, arguments
 from test_training import KEYS, NAMES, Calls, call
@@ -321,7 +321,7 @@ def test_gradients_are_in_the_precision_that_was_asked_for(flags: None) -> None:
             assert_same(told, exact if other == "ieee" else rounded)
 
 
-# --- Memory, streams, devices ---------------------------------------------------------------------
+# --- Memory and streams ---------------------------------------------------------------------------
 
 
 def test_a_gradient_of_any_strides_and_address() -> None:
@@ -436,18 +436,6 @@ def test_two_streams_at_once() -> None:
         assert len(many) == 20
         for got in many:
             assert_same(got, one)
-
-
-@several
-def test_every_gpu_whatever_the_current_one() -> None:
-    expected = gradients(block, *leaves(), precision="ieee")
-    moved = [leaf(t.detach().to("cuda:1")) for t in leaves()]
-    output = block(*moved, precision="ieee")
-    generator = torch.Generator("cuda").manual_seed(1)
-    grad = torch.randn(output.shape, generator=generator, device="cuda").to("cuda:1")
-    for got, theirs in zip(torch.autograd.grad(output, moved, grad), expected, strict=True):
-        assert got.device == torch.device("cuda:1")
-        torch.testing.assert_close(got.to("cuda:0"), theirs)
 
 
 # --- Without kernels, and the example -------------------------------------------------------------

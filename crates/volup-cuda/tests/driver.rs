@@ -1,10 +1,12 @@
 //! Memory, streams and launches on a real device, with a kernel of its own.
 
 mod gpu;
+#[path = "gpu/ptx.rs"]
+mod ptx;
 
 use std::sync::Arc;
 use volup::Error;
-use volup_cuda::{Arch, Arguments, Cubin, Device, DeviceMemory, Stream, Variant, launch};
+use volup_cuda::{Arguments, Cubin, Device, DeviceMemory, Stream, Variant, launch};
 
 /// Each block writes its number plus the integers, and both floating-point numbers, to 32 bytes of its
 /// own. The driver compiles this text for whatever device there is.
@@ -43,24 +45,7 @@ const STORE: &str = "
 \0";
 
 fn variant(name: &'static str, entry: &'static str) -> Variant {
-    // SAFETY: PTX text that ends in a NUL is a module too.
-    let cubin = unsafe { Cubin::new(STORE.as_bytes()) };
-    let arch = Arch { major: 8, minor: 0 };
-    Variant {
-        name,
-        family: "store",
-        entry,
-        arch,
-        types: &[],
-        params: &[],
-        registers: 0,
-        local_bytes: 0,
-        shared_bytes: 0,
-        threads: 1,
-        exact: false,
-        hash: "",
-        cubin,
-    }
+    ptx::variant(STORE, name, entry, 1)
 }
 
 fn stream() -> Option<Arc<Stream>> {

@@ -31,7 +31,7 @@ impl Fill {
 }
 
 /// The `index`-th output of the SplitMix64 generator of a seed (Steele, Lea and Flood, 2014).
-pub(super) fn split_mix(seed: u64, index: u64) -> u64 {
+pub fn split_mix(seed: u64, index: u64) -> u64 {
     let mut z = seed.wrapping_add((index + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -26,7 +26,7 @@ mod training;
 pub use cases::{Case, cases};
 pub use compare::{Deviation, compare};
 pub use conformance::{check, conformance, random_runs};
-pub use fill::{Fill, tensor};
+pub use fill::{Fill, split_mix, tensor};
 pub use published::published;
 pub use random::random_case;
 pub use training::{check_gradients, random_training_runs, training_conformance};
