@@ -6,10 +6,10 @@ use super::{Argument, Buffer, Context, Step, Workspace, activation_code, grid, p
 use crate::Variant;
 use volup::{DType, MemoryFormat, NormSpec, Result};
 
-/// Threads of a block, vectors that one holds, and how often it does, of NCDHW and of NDHWC.
+/// Threads of a block, vectors that one holds, and how often it does.
 const THREADS: usize = 256;
 const VECTORS: usize = 4;
-const TURNS: [usize; 2] = [2, 8];
+const TURNS: usize = 8;
 /// Sums of a channel of a sample.
 const SUMS: usize = 5;
 
@@ -60,9 +60,9 @@ impl Chunks {
         let (chunks, channel_blocks, rows) = if last {
             let across = channels / vector;
             let high = THREADS / across.min(THREADS);
-            (voxels.div_ceil(TURNS[1] * VECTORS * high), across.div_ceil(THREADS), samples)
+            (voxels.div_ceil(TURNS * VECTORS * high), across.div_ceil(THREADS), samples)
         } else {
-            ((voxels + vector - 1).div_ceil(TURNS[0] * VECTORS * THREADS * vector), 1, samples * channels)
+            ((voxels + vector - 1).div_ceil(TURNS * VECTORS * THREADS * vector), 1, samples * channels)
         };
         Chunks {
             last,

@@ -15,7 +15,7 @@
 #error "LAST: channels last; VECTOR: elements of a load"
 #endif
 
-constexpr int THREADS = 256, VECTORS = 4, TURNS = LAST ? 8 : 2;
+constexpr int THREADS = 256, VECTORS = 4, TURNS = 8;
 
 /// A vector of elements.
 struct __align__(VECTOR * sizeof(Element)) Vector {

@@ -28,68 +28,68 @@ extern "C" __global__ void __launch_bounds__(THREADS, KIND == 4 ? 2 : 3) channel
     constexpr int OWN = LAST ? VECTOR : 1;
     Statistics so_far[OWN] = {};
     [[maybe_unused]] Sum seen = 0;
+    by_known(activation, 0, [&](auto known) {
+        const Activation<known.first> first(activation, slope);
 #pragma unroll 1
-    for (int turn = 0; turn < TURNS && share.to > 0; turn++) {
-        Vector v[VECTORS];
-        share.load(y, turn, v);
-        Sum a[VECTORS][VECTOR];
-        int lo[VECTORS], hi[VECTORS];
+        for (int turn = 0; turn < TURNS && share.to > 0; turn++) {
+            Vector v[VECTORS];
+            share.load(y, turn, v);
+            Sum a[VECTORS][VECTOR];
+            int lo[VECTORS], hi[VECTORS];
 #pragma unroll
-        for (int k = 0; k < VECTORS; k++) {
-            share.range(turn * VECTORS + k, lo[k], hi[k]);
-            Sum x[VECTOR], slopes[VECTOR];
+            for (int k = 0; k < VECTORS; k++) {
+                share.range(turn * VECTORS + k, lo[k], hi[k]);
+                Sum x[VECTOR], slopes[VECTOR];
 #pragma unroll
-            for (int e = 0; e < VECTOR; e++) x[e] = widen(v[k].of[e]);
-            if (activation <= 2)
-                Activation<STRAIGHT>(activation, slope).of(x, a[k], slopes);
-            else
-                Activation<ANY>(activation, slope).of(x, a[k], slopes);
-        }
-#if LAST == 0
-        // The sum of something over what of a vector is there.
-        const auto over = [&](int k, auto of) {
-            Sum total = 0;
-            if (hi[k] - lo[k] == VECTOR) {
-#pragma unroll
-                for (int e = 0; e < VECTOR; e++) total += of(a[k][e]);
-            } else {
-#pragma unroll
-                for (int e = 0; e < VECTOR; e++) total += e >= lo[k] && e < hi[k] ? of(a[k][e]) : (Sum)0;
+                for (int e = 0; e < VECTOR; e++) x[e] = widen(v[k].of[e]);
+                first.of(x, a[k], slopes);
             }
-            return total;
-        };
-        int here = 0;
-        Sum total = 0;
+#if LAST == 0
+            // The sum of something over what of a vector is there.
+            const auto over = [&](int k, auto of) {
+                Sum total = 0;
+                if (hi[k] - lo[k] == VECTOR) {
 #pragma unroll
-        for (int k = 0; k < VECTORS; k++) {
-            here += hi[k] - lo[k];
-            total += over(k, [](Sum a) { return a; });
-        }
-        Statistics of = {here > 0 ? total / here : 0, 0, (Sum)here};
+                    for (int e = 0; e < VECTOR; e++) total += of(a[k][e]);
+                } else {
 #pragma unroll
-        for (int k = 0; k < VECTORS; k++) of.m2 += over(k, [&](Sum a) { return (a - of.mean) * (a - of.mean); });
-        so_far[0].merge(of);
+                    for (int e = 0; e < VECTOR; e++) total += e >= lo[k] && e < hi[k] ? of(a[k][e]) : (Sum)0;
+                }
+                return total;
+            };
+            int here = 0;
+            Sum total = 0;
+#pragma unroll
+            for (int k = 0; k < VECTORS; k++) {
+                here += hi[k] - lo[k];
+                total += over(k, [](Sum a) { return a; });
+            }
+            Statistics of = {here > 0 ? total / here : 0, 0, (Sum)here};
+#pragma unroll
+            for (int k = 0; k < VECTORS; k++) of.m2 += over(k, [&](Sum a) { return (a - of.mean) * (a - of.mean); });
+            so_far[0].merge(of);
 #else
-        int here = 0;
+            int here = 0;
 #pragma unroll
-        for (int k = 0; k < VECTORS; k++) here += hi[k] > 0;
-        const Sum by = here > 0 ? (Sum)1 / here : 0, share_of = here > 0 ? here / (seen + here) : 0;
+            for (int k = 0; k < VECTORS; k++) here += hi[k] > 0;
+            const Sum by = here > 0 ? (Sum)1 / here : 0, share_of = here > 0 ? here / (seen + here) : 0;
 #pragma unroll
-        for (int e = 0; e < VECTOR; e++) {
-            Sum total = 0, m2 = 0;
+            for (int e = 0; e < VECTOR; e++) {
+                Sum total = 0, m2 = 0;
 #pragma unroll
-            for (int k = 0; k < VECTORS; k++) total += hi[k] > 0 ? a[k][e] : (Sum)0;
-            const Sum average = total * by;
+                for (int k = 0; k < VECTORS; k++) total += hi[k] > 0 ? a[k][e] : (Sum)0;
+                const Sum average = total * by;
 #pragma unroll
-            for (int k = 0; k < VECTORS; k++) m2 += hi[k] > 0 ? (a[k][e] - average) * (a[k][e] - average) : (Sum)0;
-            const Sum apart = average - so_far[e].mean;
-            so_far[e].mean += apart * share_of;
-            so_far[e].m2 += m2 + apart * apart * (seen * share_of);
-            so_far[e].count = seen + here;
-        }
-        seen += here;
+                for (int k = 0; k < VECTORS; k++) m2 += hi[k] > 0 ? (a[k][e] - average) * (a[k][e] - average) : (Sum)0;
+                const Sum apart = average - so_far[e].mean;
+                so_far[e].mean += apart * share_of;
+                so_far[e].m2 += m2 + apart * apart * (seen * share_of);
+                so_far[e].count = seen + here;
+            }
+            seen += here;
 #endif
-    }
+        }
+    });
     const auto put = [&](int channel, const Statistics &of) {
         const long long at = ((long long)share.sample * channels + channel) * chunks + share.chunk;
         mean[at] = of.mean;

@@ -2,9 +2,9 @@
 
 #pragma once
 
+#include "activation.cuh"
 #include "element.cuh"
 
-__device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.0f, 1.0f + expf(-x)); }
 __device__ __forceinline__ double sigmoid(double x) { return 1.0 / (1.0 + exp(-x)); }
 
 /// What is known of an activation when a kernel is compiled: that there is none, that it is ReLU, that it is a comparison or

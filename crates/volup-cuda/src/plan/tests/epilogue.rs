@@ -5,11 +5,10 @@ use super::machine::{Call, Machine, Pointer};
 use super::norm::{self, PARTS};
 use volup::{Activation, reference};
 
-/// Threads of a block, and vectors that one has at a time.
+/// Threads of a block, vectors that one has at a time, and how often it has.
 const THREADS: i64 = 256;
 const VECTORS: i64 = 4;
-/// How often it has, of NCDHW and of NDHWC.
-const TURNS: [i64; 2] = [2, 8];
+const TURNS: i64 = 8;
 /// Sums of a channel of a sample and chunk.
 const SUMS: i64 = 5;
 /// The names of the activations' codes and slopes.
@@ -40,7 +39,7 @@ impl Chunks {
         let [voxels, channels, chunks, channel_blocks] =
             call.ints(["voxels", "channels", "chunks", "channel_blocks"]);
         let across = (channels / vector).clamp(1, THREADS);
-        let size = VECTORS * if last { TURNS[1] * (THREADS / across) } else { TURNS[0] * THREADS * vector };
+        let size = VECTORS * TURNS * if last { THREADS / across } else { THREADS * vector };
         let rows = if last { channel_blocks } else { channels };
         let samples = call.grid[0] / (rows * chunks);
         Chunks { last, vector, voxels, channels, chunks, channel_blocks, size, samples }
