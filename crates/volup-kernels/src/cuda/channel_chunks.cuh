@@ -90,6 +90,12 @@ struct Share {
     }
     __device__ __forceinline__ long long offset(int k) const { return base + (long long)(k * high + own) * pitch; }
 
+    /// Turns that have any of them.
+    __device__ __forceinline__ int turns() const {
+        constexpr int OF_TURN = VECTORS * (LAST ? 1 : THREADS * VECTOR);
+        return min((to + OF_TURN * (LAST ? high : 1) - 1) / (OF_TURN * (LAST ? high : 1)), TURNS);
+    }
+
     /// Where vector `k` begins, and whether all of it is there; those that are there in part are few.
     __device__ __forceinline__ bool whole(int k) const {
         int lo, hi;
