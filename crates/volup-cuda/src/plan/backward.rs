@@ -2,7 +2,7 @@
 //! number of rows further on for every voxel of the input: the gradient of the input is then a convolution of stride 1, that
 //! of the weight a matrix product. The kernels' files say what the numbers mean.
 
-use super::epilogue::{self, NULL, kernel, norm_arguments, push_activations, sum_bytes};
+use super::epilogue::{self, NULL, Sums, kernel, norm_arguments, push_activations, sum_bytes};
 use super::weight_gradient::WeightGradient;
 use super::{
     Argument, Buffer, Classes, Context, Plan, Request, Step, Task, Workspace, gcd, grid, int, push, size,
@@ -21,8 +21,11 @@ const TILE: usize = 16;
 const ELEMENTS: usize = 4096;
 /// Products and sums a second of one multiprocessor by the definition, at most.
 const DEFINITION: f64 = 1e10;
-/// Bytes of an output that is taken in parts.
-const LARGE: usize = 1 << 26;
+/// Bytes of an output that is taken in parts; in tests few, so that these see parts.
+const LARGE: usize = if cfg!(test) { 1 << 12 } else { 1 << 26 };
+/// The fewest parts where the convolution's output is made again, and the most: launches of less work are slower.
+const FEWEST_PARTS: usize = 4;
+const MOST_PARTS: usize = 16;
 /// Bytes a second that rows are written, and read, at.
 const ROWS: f64 = 2.5e12;
 
@@ -81,7 +84,7 @@ impl TapAxis {
 pub(super) struct Rows {
     /// Samples of a part, of which there are so many.
     batch: usize,
-    parts: usize,
+    pub(super) parts: usize,
     pub(super) axes: [TapAxis; 3],
     pub(super) groups: usize,
     pub(super) group_in: usize,
@@ -132,13 +135,27 @@ impl Rows {
 }
 
 /// Parts that the batch is taken in: two halves of a large one, so that rows and what is made of them take half the
-/// memory. Halves start at whole vectors.
+/// memory; at least four where the convolution's output is made again, which is then one part of it at a time. Parts are
+/// of as many samples each, and start at whole vectors.
 fn parts_of(context: Context<'_>) -> usize {
     let geometry = &context.request.geometry;
+    let (batch, again) = (geometry.batch(), makes_again(context));
     let samples = [geometry.input_shape(), geometry.output_shape()].map(|shape| sample_bytes(context, shape));
-    let whole = samples.iter().all(|sample| (geometry.batch() / 2 * sample).is_multiple_of(16));
-    let large = geometry.batch() * samples[1] > LARGE;
-    if large && whole && geometry.batch().is_multiple_of(2) { 2 } else { 1 }
+    if batch * samples[1] <= LARGE {
+        return 1;
+    }
+    let whole = |&parts: &usize| {
+        batch.is_multiple_of(parts)
+            && samples.iter().all(|sample| (batch / parts * sample).is_multiple_of(16))
+    };
+    let enough = FEWEST_PARTS.min(batch)..=MOST_PARTS;
+    let enough = if again { enough.into_iter().find(whole) } else { None };
+    enough.or_else(|| (2..FEWEST_PARTS).rev().filter(|&parts| again || parts == 2).find(whole)).unwrap_or(1)
+}
+
+/// Whether what the forward pass would have saved is made again.
+fn makes_again(context: Context<'_>) -> bool {
+    matches!(context.request.task, Task::Recompute(_)) && !context.request.block.is_bare()
 }
 
 /// Bytes of a sample of a tensor.
@@ -150,11 +167,21 @@ fn sample_bytes(context: Context<'_>, [_, sizes @ ..]: [usize; 5]) -> usize {
 const LARGEST: [u64; 3] = [0, 4, 8];
 const CONTROL_WORDS: usize = 4;
 
+/// Where in the workspace is what the forward pass has not saved: the convolution's output of a part, and means and deviations
+/// of all samples.
+#[derive(Clone, Copy)]
+struct Made {
+    convolution: u64,
+    statistics: [u64; 2],
+}
+
 /// The plan of a backward pass that some gradient is wanted of.
 pub(super) struct Backward<'a> {
     context: Context<'a>,
     wanted: Wanted,
     rows: Rows,
+    /// What a part has of the forward pass is made again by this, for the part's own request.
+    again: Option<(Plan, Request)>,
     input: Option<Plan>,
     weight: Option<WeightGradient<'a>>,
 }
@@ -164,6 +191,9 @@ impl fmt::Display for Backward<'_> {
         f.write_str("backward")?;
         if self.rows.parts > 1 {
             write!(f, " in {} parts", self.rows.parts)?;
+        }
+        if let Some((plan, _)) = &self.again {
+            write!(f, "; convolution again by {}", plan.summary)?;
         }
         match &self.input {
             Some(plan) => write!(f, "; input by {}", plan.summary)?,
@@ -183,10 +213,21 @@ impl<'a> Backward<'a> {
     pub(super) fn new(context: Context<'a>, wanted: Wanted, which: usize) -> Result<Backward<'a>> {
         let rows = Rows::new(context)?;
         let fast = context.request.dtype != DType::F64;
+        let again = if makes_again(context) {
+            let geometry = context
+                .request
+                .geometry
+                .conv()
+                .geometry(rows.batch, rows.axes.map(|axis| axis.axis.input))?;
+            let request = Request { geometry, ..*context.request };
+            Some((Plan::training(Context { request: &request, ..context }, false)?, request))
+        } else {
+            None
+        };
         let input = if wanted.input && fast { Some(input_plan(context, &rows)?) } else { None };
         let weight =
             wanted.weight.then(|| WeightGradient::all(context, &rows).into_iter().nth(which)).flatten();
-        Ok(Backward { context, wanted, rows, input, weight })
+        Ok(Backward { context, wanted, rows, again, input, weight })
     }
 
     /// How many plans differ in how they compute the gradient of the weight.
@@ -210,7 +251,8 @@ impl<'a> Backward<'a> {
         let slow = |wanted: bool| if wanted { slow / self.rows.parts as f64 } else { 0.0 };
         let input = self.input.as_ref().map_or(slow(self.wanted.input), Plan::seconds);
         let weight = self.weight.as_ref().map_or(slow(self.wanted.weight), |weight| weight.seconds);
-        passes * output / ROWS + self.rows.parts as f64 * (input + weight)
+        let again = self.again.as_ref().map_or(0.0, |(plan, _)| plan.seconds());
+        passes * output / ROWS + self.rows.parts as f64 * (again + input + weight)
     }
 
     /// What is launched.
@@ -219,38 +261,64 @@ impl<'a> Backward<'a> {
         let (context, request) = (*context, context.request);
         let vectors = [wanted.bias, wanted.norm_weight, wanted.norm_bias];
         let factors = wanted.input || wanted.weight;
-        let mut terms = NULL;
-        if vectors.contains(&true) || (factors && request.block.norm().is_some()) {
-            let found = epilogue::vectors(context, vectors, workspace, steps)?;
-            terms = if request.block.norm().is_some() { found } else { NULL };
-        }
-        if !factors {
+        if !factors && !vectors.contains(&true) {
             return Ok(());
         }
-        let control = workspace.take(CONTROL_WORDS * 4);
-        steps.push(Step::Clear { at: control, words: CONTROL_WORDS });
-        let bytes = rows.count * rows.pitch() * request.dtype.size();
-        let gradient = workspace.take(bytes);
-        if rows.padded {
-            steps.push(Step::Clear { at: gradient, words: bytes.div_ceil(4) });
+        let takes_sums = vectors.contains(&true) || request.block.norm().is_some();
+        let sums = takes_sums.then(|| Sums::take(context, workspace));
+        if let (Some(sums), None) = (sums, &self.again) {
+            sums.launch(context, workspace, steps)?;
+            sums.vectors(context, vectors, steps)?;
         }
-        let weight = if self.input.is_some() { self.input_weight(control, workspace, steps)? } else { 0 };
-        let partial = workspace.take(if wanted.weight { rows.parts * self.partial_bytes() } else { 0 });
+        let statistics = if self.again.is_some() { request.geometry.batch() * self.statistic() } else { 0 };
+        let statistics = [(); 2].map(|()| workspace.take(statistics));
+        let (mut control, mut gradient, mut weight, mut partial) = (0, 0, 0, 0);
+        if factors {
+            control = workspace.take(CONTROL_WORDS * 4);
+            steps.push(Step::Clear { at: control, words: CONTROL_WORDS });
+            let bytes = rows.count * rows.pitch() * request.dtype.size();
+            gradient = workspace.take(bytes);
+            if rows.padded {
+                steps.push(Step::Clear { at: gradient, words: bytes.div_ceil(4) });
+            }
+            if self.input.is_some() {
+                weight = self.input_weight(control, workspace, steps)?;
+            }
+            partial = workspace.take(if wanted.weight { rows.parts * self.partial_bytes() } else { 0 });
+        }
+        // From here on each step's memory serves again.
+        let convolution = workspace.take(0);
+        let made = self.again.as_ref().map(|_| Made { convolution, statistics });
         let free = workspace.bytes;
         for part in 0..rows.parts {
-            steps.push(self.gradient_rows(control, gradient, terms, part)?);
+            let sums = sums.map(|sums| sums.from(context, part * rows.batch));
+            if let Some((plan, request)) = &self.again {
+                let mut own = Workspace { bytes: free };
+                let again = self.again_steps(plan, Context { request, ..context }, sums, &mut own)?;
+                steps.extend(again.iter().map(|step| self.on_part(step, part, made)));
+                workspace.bytes = workspace.bytes.max(own.bytes);
+            }
+            if !factors {
+                continue;
+            }
+            let terms = sums.map_or(NULL, |sums| sums.terms(context));
+            steps.push(self.on_part(&self.gradient_rows(control, gradient, terms)?, part, made));
             if wanted.input {
                 let mut own = Workspace { bytes: free };
                 self.input_steps(control, [gradient, weight], part, &mut own, steps)?;
                 workspace.bytes = workspace.bytes.max(own.bytes);
             }
             if wanted.weight {
-                // The gradient of the input is done: its memory serves again.
                 let mut own = Workspace { bytes: free };
                 let to = partial + (part * self.partial_bytes()) as u64;
                 self.weight_steps(control, [gradient, to], part, &mut own, steps)?;
                 workspace.bytes = workspace.bytes.max(own.bytes);
             }
+        }
+        if let (Some(sums), Some(_), true) = (sums, &self.again, vectors.contains(&true)) {
+            let mut last = Vec::new();
+            sums.vectors(context, vectors, &mut last)?;
+            steps.extend(last.iter().map(|step| self.on_part(step, 0, made)));
         }
         if wanted.weight {
             let pointers = [(Buffer::Workspace, partial), (Buffer::GradWeight, 0)];
@@ -263,17 +331,56 @@ impl<'a> Backward<'a> {
         Ok(())
     }
 
-    /// Bytes before a part of what has so many a sample.
-    fn start(&self, part: usize, sample: usize) -> u64 {
-        (part * self.rows.batch * sample) as u64
+    /// What makes again what a part has of the forward pass, and takes its sums; with the part's own context.
+    fn again_steps(
+        &self,
+        plan: &Plan,
+        context: Context<'_>,
+        sums: Option<Sums>,
+        workspace: &mut Workspace,
+    ) -> Result<Vec<Step>> {
+        let request = context.request;
+        workspace.take(request.geometry.batch() * sample_bytes(context, request.geometry.output_shape()));
+        let mut of_sums = Workspace { bytes: workspace.bytes };
+        let base = workspace.take(plan.workspace_bytes);
+        let based = |buffer, at| (buffer, if buffer == Buffer::Workspace { base + at } else { at });
+        let mut steps: Vec<Step> = plan.steps.iter().map(|step| step.moved(based)).collect();
+        if let Some(sums) = sums {
+            sums.launch(context, &mut of_sums, &mut steps)?;
+            if request.block.norm().is_some() && (self.wanted.input || self.wanted.weight) {
+                sums.vectors(context, [false; 3], &mut steps)?;
+            }
+        }
+        workspace.bytes = workspace.bytes.max(of_sums.bytes);
+        Ok(steps)
     }
 
-    /// Where a part begins of what has so many bytes a sample.
-    fn of_part(&self, whole: Argument, part: usize, sample: usize) -> Argument {
-        match whole {
-            Argument::Pointer(buffer, at) => Argument::Pointer(buffer, at + self.start(part, sample)),
-            nothing => nothing,
-        }
+    /// A step for the samples of a part, where these lie among all; it reads what is made again, if something is.
+    fn on_part(&self, step: &Step, part: usize, made: Option<Made>) -> Step {
+        let geometry = &self.context.request.geometry;
+        let of = |shape| self.start(part, sample_bytes(self.context, shape));
+        let [input, output] = [geometry.input_shape(), geometry.output_shape()].map(of);
+        let statistic = self.start(part, self.statistic());
+        step.moved(|buffer, at| match (buffer, made) {
+            (Buffer::Input, _) => (buffer, input + at),
+            (Buffer::GradOutput, _) => (buffer, output + at),
+            (Buffer::Convolution, Some(made)) => (Buffer::Workspace, made.convolution + at),
+            (Buffer::Mean, Some(made)) => (Buffer::Workspace, made.statistics[0] + statistic + at),
+            (Buffer::Rstd, Some(made)) => (Buffer::Workspace, made.statistics[1] + statistic + at),
+            (Buffer::Convolution, None) => (buffer, output + at),
+            (Buffer::Mean | Buffer::Rstd, None) => (buffer, statistic + at),
+            _ => (buffer, at),
+        })
+    }
+
+    /// Bytes of the means, and of the deviations, of a sample.
+    fn statistic(&self) -> usize {
+        self.context.request.block.norm().map_or(0, |norm| norm.groups()) * sum_bytes(self.context)
+    }
+
+    /// Bytes of all samples before a part, of what has so many a sample.
+    fn start(&self, part: usize, sample: usize) -> u64 {
+        (part * self.rows.batch * sample) as u64
     }
 
     /// Elements of the weight.
@@ -300,14 +407,12 @@ impl<'a> Backward<'a> {
         self.splits() * self.elements() * sum_bytes(self.context)
     }
 
-    /// The launch that writes the gradient of the convolution's output.
-    fn gradient_rows(&self, control: u64, out: u64, terms: Argument, part: usize) -> Result<Step> {
+    /// The launch that writes the gradient of the convolution's output, for the samples of a part.
+    fn gradient_rows(&self, control: u64, out: u64, terms: Argument) -> Result<Step> {
         let Rows { axes, groups, group_out, slots, .. } = &self.rows;
         let request = self.context.request;
         let block = &request.block;
-        let sample = sample_bytes(self.context, request.geometry.output_shape());
-        let of_output = |buffer| self.of_part(Argument::Pointer(buffer, 0), part, sample);
-        let y = if block.is_bare() { NULL } else { of_output(Buffer::Convolution) };
+        let y = if block.is_bare() { NULL } else { Argument::Pointer(Buffer::Convolution, 0) };
         let axes = axes.map(|axis| {
             [
                 axis.axis.output,
@@ -320,13 +425,9 @@ impl<'a> Backward<'a> {
         });
         let strides = strides(request.geometry.output_shape(), request.output_format);
         let channels = block.conv().out_channels();
-        // Of each sample and group a mean and one over a deviation, and two terms.
-        let statistic = block.norm().map_or(0, |norm| norm.groups()) * sum_bytes(self.context);
         let [mean, rstd, gamma, beta] = norm_arguments(self.context);
-        let [mean, rstd] = [mean, rstd].map(|whole| self.of_part(whole, part, statistic));
-        let terms = self.of_part(terms, part, 2 * statistic);
-        let mut arguments = vec![of_output(Buffer::GradOutput), Argument::Pointer(Buffer::Workspace, out)];
-        arguments.push(Argument::Pointer(Buffer::Workspace, control + LARGEST[1]));
+        let mut arguments = vec![Argument::Pointer(Buffer::GradOutput, 0)];
+        arguments.extend([out, control + LARGEST[1]].map(|at| Argument::Pointer(Buffer::Workspace, at)));
         arguments.extend([y, mean, rstd, terms, gamma, beta]);
         push(&mut arguments, [channels, epilogue::group_channels(self.context)])?;
         push_activations(self.context, &mut arguments);
@@ -346,8 +447,8 @@ impl<'a> Backward<'a> {
         let axes = self.rows.axes.map(|axis| [axis.axis.input, axis.rows, 1, 1, 0, 1]);
         let strides = strides(request.geometry.input_shape(), request.input_format);
         let channels = request.block.conv().in_channels();
-        let sample = sample_bytes(self.context, request.geometry.input_shape());
-        let input = self.of_part(Argument::Pointer(Buffer::Input, 0), part, sample);
+        let start = self.start(part, sample_bytes(self.context, request.geometry.input_shape()));
+        let input = Argument::Pointer(Buffer::Input, start);
         let mut arguments = vec![input, Argument::Pointer(Buffer::Workspace, out)];
         arguments.push(Argument::Pointer(Buffer::Workspace, control + LARGEST[0]));
         arguments.extend([NULL; 6]);

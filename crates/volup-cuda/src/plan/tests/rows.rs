@@ -95,7 +95,7 @@ fn rows_hold_what_there_is_in_whole_vectors() {
             );
             // Vectors of a class's channels start at whole ones.
             assert!(!rows.group_out.is_multiple_of(vector) || rows.slots.is_multiple_of(vector), "{case}");
-            let batch = case.geometry().batch();
+            let batch = case.geometry().batch() / rows.parts;
             assert_eq!(rows.count, batch * rows.axes.iter().map(|axis| axis.rows).product::<usize>());
             assert_eq!(rows.taps(), conv.kernel_size().iter().product::<usize>());
             padded.insert((rows.slots > slots, rows.x_pitch > channels));
