@@ -92,8 +92,8 @@ struct Share {
 
     /// Turns that have any of them.
     __device__ __forceinline__ int turns() const {
-        constexpr int OF_TURN = VECTORS * (LAST ? 1 : THREADS * VECTOR);
-        return min((to + OF_TURN * (LAST ? high : 1) - 1) / (OF_TURN * (LAST ? high : 1)), TURNS);
+        const int of_turn = VECTORS * high * (LAST ? 1 : VECTOR);
+        return (to + of_turn - 1) / of_turn;
     }
 
     /// Where vector `k` begins, and whether all of it is there; those that are there in part are few.
