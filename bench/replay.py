@@ -211,7 +211,10 @@ class Gradients:
         for name in ("Mean", "Rstd"):
             if name in self.expected:
                 self.given[name] = self.expected[name].to(accumulator)
-        if "Backward" in plan["task"]:
+        task = plan["task"].partition("(")[0]
+        if task == "Recompute":
+            self.given = {"GradOutput": grad}
+        if task in ("Backward", "Recompute"):
             self.expected = {f"Grad{k}": t.grad for k, t in leaves.items() if t.grad is not None}
         else:
             self.given = {}

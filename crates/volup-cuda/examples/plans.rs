@@ -40,7 +40,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let variants = Manifest::embedded().for_device(&device)?;
     let mut plans = Vec::new();
-    for case in wanted(names)? {
+    // Training keeps nothing of a convolution alone.
+    let trains = |case: &Case| task != Task::Training || !case.block.is_bare();
+    for case in wanted(names)?.into_iter().filter(trains) {
         for precision in precisions.split(',') {
             for layout in layouts.split(',') {
                 let request = Request { task, algorithm: family, ..request(&case, precision, layout)? };
