@@ -133,10 +133,16 @@ impl<'a> ShuffleGradient<'a> {
         let (geometry, block) = (&request.geometry, &request.block);
         let [_, in_channels, depth, height, width] = geometry.input_shape();
         let pointer = |buffer| Argument::Pointer(buffer, 0);
-        let mut arguments = [Buffer::Input, Buffer::Weight, Buffer::GradOutput].map(pointer).to_vec();
-        arguments.push(if block.is_bare() { NULL } else { pointer(Buffer::Convolution) });
-        arguments.push(if wanted.input { pointer(Buffer::GradInput) } else { NULL });
-        arguments.push(if wanted.weight { Argument::Pointer(Buffer::Workspace, partial) } else { NULL });
+        // Each factor is read for the gradient of the other, and may not be there without it.
+        let where_wanted = |wanted, buffer| if wanted { pointer(buffer) } else { NULL };
+        let mut arguments = vec![
+            where_wanted(wanted.weight, Buffer::Input),
+            where_wanted(wanted.input, Buffer::Weight),
+            pointer(Buffer::GradOutput),
+            where_wanted(!block.is_bare(), Buffer::Convolution),
+            where_wanted(wanted.input, Buffer::GradInput),
+            if wanted.weight { Argument::Pointer(Buffer::Workspace, partial) } else { NULL },
+        ];
         let [mean, rstd, gamma, beta] = norm_arguments(context);
         arguments.extend([mean, rstd, terms, gamma, beta]);
         let out_channels = block.conv().out_channels();

@@ -29,10 +29,11 @@
 // Kernel and stride are the same, 2 along width; taps*out_channels at most ROWS, in_channels at most 64. Threads: 512. Grid:
 // at most the tiles. Bytes of dynamic shared memory, with POS = 32768 / (SIZE*ROWS), 65536 + 20*ROWS and, of KIND 0, `POS/8 *
 // (32*(ROWS + 1) + 2080) + 128*ROWS`; of KIND 1 `POS/4 * (16*(ROWS + 1) + 2080) + 32768 + 256*ROWS`; of KIND 3
-// `4*((ROWS + 128)*(POS + 8) + 64*(ROWS + 4))`. All pointers are multiples of 16 bytes. `y_whole`: lines of y are whole vectors of
+// `4*((ROWS + 128)*(POS + 8) + 64*(ROWS + 4))`. `x`, `dz`, `y` and `dx` are multiples of 16 bytes. A sample
+// of y has fewer than 2^31 elements, tiles and grid are below 2^31. `y_whole`: lines of y are whole vectors of
 // 16 bytes; `x_whole`: the channels of x are.
 //
-// Parameters: `x`, `w`, `dz`, `y` (null: nothing follows the convolution), `dx` (null: not wanted), `partial` (as
+// Parameters: `x` (null without `partial`), `w` (null without `dx`), `dz`, `y` (null: nothing follows the convolution), `dx` (null: not wanted), `partial` (as
 // `direct_weight_gradient` has it, of KIND 3 a share a block, else 256/ROWS; null: not wanted), `mean`, `rstd`, `terms` (null: no normalization),
 // `gamma`, `beta` (null: 1 and 0); i32: `in_channels`, `out_channels`, `group_channels` of the normalization, `volume`,
 // `plane`, `width` (positions of a sample, a plane, a line), `d_stride`, `h_stride`, `tiles` (of a sample), `items` (of all),
@@ -160,7 +161,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) shuffle_gradient(
     for (int i = threadIdx.x; i < CI * ROWS; i += THREADS) {
         const int c = i / ROWS, row = i % ROWS;
         Element v = {};
-        if (c < in_channels && row < rows) v = w[(long long)c * rows + row];
+        if (dx && c < in_channels && row < rows) v = w[(long long)c * rows + row];
 #if KIND == 3
         bad_weight |= magnitude(v) >= 0x7f7ff000u;
 #endif
