@@ -191,7 +191,9 @@ impl<'a> Backward<'a> {
         let rows = Rows::new(context)?;
         let both = Backward::without_rows(context, wanted);
         let which = match both {
-            Some(_) if which == 0 => return Ok(Backward { context, wanted, rows, both, input: None, weight: None }),
+            Some(_) if which == 0 => {
+                return Ok(Backward { context, wanted, rows, both, input: None, weight: None });
+            }
             Some(_) => which - 1,
             None => which,
         };

@@ -68,7 +68,9 @@ impl<'a> ShuffleGradient<'a> {
         let first = [request.input_format, request.output_format] == [MemoryFormat::Contiguous; 2];
         let asked = request.algorithm.is_none_or(|wanted| wanted == Algorithm::ShuffleGemm);
         let applies = asked && first && one_tap(geometry) && conv.groups() == 1 && conv.stride()[2] == 2;
-        if !applies || geometry.output_voxels() > MOST {
+        // Elements of a sample of y: where a channel's lines begin.
+        let far = product(&[conv.out_channels(), geometry.output_voxels()]).is_none_or(|far| far > MOST);
+        if !applies || far {
             return None;
         }
         let (types, kind) = match (request.dtype, request.precision) {
@@ -79,7 +81,9 @@ impl<'a> ShuffleGradient<'a> {
         };
         let rows = conv.out_channels() * conv.stride().into_iter().product::<usize>();
         let kernels = context.kernels("shuffle_gradient", &types).filter(|kernel| {
-            kernel.param("KIND") == Some(kind) && rows <= size(kernel, "ROWS") && conv.in_channels() <= CHANNELS
+            kernel.param("KIND") == Some(kind)
+                && rows <= size(kernel, "ROWS")
+                && conv.in_channels() <= CHANNELS
         });
         let mut all: Vec<_> =
             kernels.filter_map(|kernel| ShuffleGradient::with(context, kernel, kind)).collect();
@@ -108,8 +112,7 @@ impl<'a> ShuffleGradient<'a> {
             _ => COMPUTE[2],
         };
         let share = blocks as f64 / context.device.multiprocessors as f64;
-        let seconds =
-            START + (items.div_ceil(blocks) as f64 * compute).max(bytes as f64 / (MEMORY * share));
+        let seconds = START + (items.div_ceil(blocks) as f64 * compute).max(bytes as f64 / (MEMORY * share));
         let shares = if kind == 3 { blocks } else { blocks * (256 / size(kernel, "ROWS")) };
         Some(ShuffleGradient { context, kernel, tiles, blocks, shares, shared, seconds })
     }
