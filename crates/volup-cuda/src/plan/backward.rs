@@ -26,6 +26,8 @@ const DEFINITION: f64 = 1e10;
 const LARGE: usize = 1 << 26;
 /// Bytes a second that rows are written, and read, at.
 const ROWS: f64 = 2.5e12;
+/// What a launch costs beside its work, in seconds.
+const LAUNCH: f64 = 3.6e-6;
 
 /// One axis as the rows see it: taps of equal residue are a class.
 #[derive(Clone, Copy, Debug)]
@@ -79,6 +81,7 @@ impl TapAxis {
 }
 
 /// How both operands of a part of the batch lie in rows.
+#[derive(Clone, Copy)]
 pub(super) struct Rows {
     /// Samples of a part, of which there are so many.
     batch: usize,
@@ -185,34 +188,21 @@ impl fmt::Display for Backward<'_> {
 }
 
 impl<'a> Backward<'a> {
-    /// The plan of a number: without rows where that goes, then by what computes the gradient of the weight; the fewer,
-    /// the faster it is expected to be.
-    pub(super) fn new(context: Context<'a>, wanted: Wanted, which: usize) -> Result<Backward<'a>> {
+    /// All plans, in the order of the time that they are expected to take: one without rows where that goes, and one for
+    /// each tile that computes the gradient of the weight.
+    pub(super) fn all(context: Context<'a>, wanted: Wanted) -> Result<Vec<Backward<'a>>> {
         let rows = Rows::new(context)?;
-        let both = Backward::without_rows(context, wanted);
-        let which = match both {
-            Some(_) if which == 0 => {
-                return Ok(Backward { context, wanted, rows, both, input: None, weight: None });
-            }
-            Some(_) => which - 1,
-            None => which,
-        };
         let fast = context.request.dtype != DType::F64;
         let input = if wanted.input && fast { Some(input_plan(context, &rows)?) } else { None };
-        let weight =
-            wanted.weight.then(|| WeightGradient::all(context, &rows).into_iter().nth(which)).flatten();
-        Ok(Backward { context, wanted, rows, both: None, input, weight })
-    }
-
-    fn without_rows(context: Context<'a>, wanted: Wanted) -> Option<ShuffleGradient<'a>> {
-        if wanted.input || wanted.weight { ShuffleGradient::new(context) } else { None }
-    }
-
-    /// How many plans there are.
-    pub(super) fn ways(context: Context<'_>, wanted: Wanted) -> Result<usize> {
-        let all = |rows: &Rows| if wanted.weight { WeightGradient::all(context, rows).len() } else { 0 };
-        let without = usize::from(Backward::without_rows(context, wanted).is_some());
-        Ok(all(&Rows::new(context)?).max(1) + without)
+        let weights = if wanted.weight { WeightGradient::all(context, &rows) } else { Vec::new() };
+        let weights = if weights.is_empty() { vec![None] } else { weights.into_iter().map(Some).collect() };
+        let both = if wanted.input || wanted.weight { ShuffleGradient::new(context) } else { None };
+        let without =
+            both.map(|both| Backward { context, wanted, rows, both: Some(both), input: None, weight: None });
+        let with = |weight| Backward { context, wanted, rows, both: None, input: input.clone(), weight };
+        let mut all: Vec<_> = without.into_iter().chain(weights.into_iter().map(with)).collect();
+        all.sort_by(|one, other| one.seconds().total_cmp(&other.seconds()));
+        Ok(all)
     }
 
     /// The family that computes the gradient of the input.
@@ -237,7 +227,10 @@ impl<'a> Backward<'a> {
         let slow = |wanted: bool| if wanted { slow / self.rows.parts as f64 } else { 0.0 };
         let input = self.input.as_ref().map_or(slow(self.wanted.input), Plan::seconds);
         let weight = self.weight.as_ref().map_or(slow(self.wanted.weight), |weight| weight.seconds);
-        passes * output / ROWS + self.rows.parts as f64 * (input + weight)
+        // Rows are written, and for each gradient an operand is; what goes by the definition is launched in any case.
+        let launches = 1 + 2 * usize::from(self.wanted.input) + 2 * usize::from(self.wanted.weight);
+        let launches = launches as f64 * LAUNCH;
+        passes * output / ROWS + self.rows.parts as f64 * (input + weight + launches)
     }
 
     /// What is launched.

@@ -450,7 +450,7 @@ impl Plan {
             Task::Forward => Plan::forward(context),
             _ if request.geometry.batch() == 0 => Ok(Plan::nothing()),
             Task::Training { output } => Plan::training(context, output),
-            Task::Backward(wanted) => Plan::backward(context, wanted, 0),
+            Task::Backward(wanted) => Plan::backward(&backward::Backward::all(context, wanted)?[0]),
         }
     }
 
@@ -491,8 +491,8 @@ impl Plan {
         match request.task {
             Task::Forward => {}
             Task::Backward(wanted) if request.geometry.batch() > 0 => {
-                let ways = backward::Backward::ways(context, wanted)?;
-                return (0..ways.min(most)).map(|which| Plan::backward(context, wanted, which)).collect();
+                let all = backward::Backward::all(context, wanted)?;
+                return all.iter().take(most).map(Plan::backward).collect();
             }
             _ => return Ok(vec![Plan::new(request, device, variants)?]),
         }
@@ -538,8 +538,7 @@ impl Plan {
     }
 
     /// What computes gradients.
-    fn backward(context: Context<'_>, wanted: Wanted, which: usize) -> Result<Plan> {
-        let backward = backward::Backward::new(context, wanted, which)?;
+    fn backward(backward: &backward::Backward<'_>) -> Result<Plan> {
         let (mut workspace, mut steps) = (Workspace::default(), Vec::new());
         backward.steps(&mut workspace, &mut steps)?;
         let algorithm = backward.algorithm();

@@ -3,12 +3,12 @@
 use super::machine::Call;
 use super::manifest::{devices, variants_for};
 use super::results::unnoticed;
-use super::training::{Example, planned, wanted_of};
+use super::training::{Example, wanted_of};
 use super::{FORMATS, fits, launches};
 use crate::plan::{Plan, Request, Task};
 use crate::{Algorithm, DeviceInfo, Variant};
 use std::collections::BTreeSet;
-use volup::testing::{Case, cases};
+use volup::testing::{Case, cases, random_case};
 use volup::{DType, MemoryFormat, Precision, Wanted};
 
 /// What the table has not, and why.
@@ -41,8 +41,38 @@ fn case(line: &str) -> Case {
     Case::parse("given", line, "given").expect("a valid case")
 }
 
+/// A request of the backward pass in float32.
+fn request_of(case: &Case) -> Request {
+    Request {
+        task: Task::Backward(wanted_of(&case.block, Wanted::ALL)),
+        block: case.block,
+        geometry: case.geometry(),
+        dtype: DType::F32,
+        precision: Precision::Ieee,
+        input_format: FORMATS[0],
+        output_format: FORMATS[0],
+        algorithm: None,
+    }
+}
+
+fn request(line: &str) -> Request {
+    request_of(&case(line))
+}
+
 fn with_multiprocessors(multiprocessors: usize) -> DeviceInfo {
     DeviceInfo { multiprocessors, ..devices()[1].clone() }
+}
+
+/// The plan of this kernel, if there is one, and whether it is expected to be the fastest.
+fn plan(request: &Request, device: &DeviceInfo, variants: &[&Variant]) -> Option<(Plan, bool)> {
+    let plans = Plan::candidates(request, device, variants, usize::MAX).expect("plans");
+    let found: Vec<usize> = (0..plans.len()).filter(|&at| is_it(&plans[at])).collect();
+    assert!(found.len() <= 1 && found.len() < plans.len(), "one, and others beside it: {plans:?}");
+    let (plan, first) = (&plans[*found.first()?], found[0] == 0);
+    assert_eq!(plan.algorithm, Algorithm::ShuffleGemm, "{plan}");
+    println!("{request:?}; {plan}");
+    launches(plan).iter().for_each(|call| fits(call, plan, &format!("{request:?}")));
+    Some((plan.clone(), first))
 }
 
 fn is_it(plan: &Plan) -> bool {
@@ -77,25 +107,11 @@ fn check(multiprocessors: usize, rows: &[i64], wanted: Wanted) -> (BTreeSet<&'st
     for case in cases().into_iter().chain(own).filter(|case| case.batch != Some(0)) {
         let task = Task::Backward(wanted_of(&case.block, wanted));
         for (dtype, precision) in NUMBERS {
-            let of = |geometry| Request {
-                task,
-                block: case.block,
-                geometry,
-                dtype,
-                precision,
-                input_format: FORMATS[0],
-                output_format: FORMATS[0],
-                algorithm: None,
-            };
-            let request = of(case.geometry());
-            if !applies(&request) {
-                let plan = Plan::new(&request, &device, &variants).expect("a plan");
-                assert!(!is_it(&plan), "{case}: {plan}");
-                continue;
-            }
+            let request = Request { task, dtype, precision, ..request_of(&case) };
+            let plan = plan(&request, &device, &variants);
+            assert_eq!(plan.is_some(), applies(&request), "{case}");
+            let Some((plan, _)) = plan else { continue };
             let example = Example::new(&case, dtype, |_| {});
-            let plan = planned(&example, &request, &device, &variants);
-            assert!(is_it(&plan) && plan.algorithm == Algorithm::ShuffleGemm, "{case}: {plan}");
             found.extend(example.check_backward(&plan, &request));
             count += 1;
         }
@@ -143,6 +159,24 @@ fn both_gradients_are_those_of_the_definition() {
     assert!(!found.contains("tiles by the definition") && count > 200, "{count}");
 }
 
+#[test]
+fn both_gradients_of_random_cases_are_those_of_the_definition() {
+    let variants = variants_for(devices()[1].arch);
+    let variants: Vec<&Variant> = variants.iter().collect();
+    let cases = (0..20_000).map(|seed| (seed, random_case(seed))).filter(|(_, case)| case.batch != Some(0));
+    let mut count = 0;
+    for (seed, case) in cases.filter(|(_, case)| applies(&request_of(case))) {
+        let (dtype, precision) = NUMBERS[count % NUMBERS.len()];
+        let request = Request { dtype, precision, ..request_of(&case) };
+        println!("seed {seed}");
+        let (plan, _) =
+            plan(&request, &with_multiprocessors([132, 1, 3][count % 3]), &variants).expect("a plan");
+        Example::new(&case, dtype, |_| {}).check_backward(&plan, &request);
+        count += 1;
+    }
+    assert!(count > 20, "{count}");
+}
+
 /// Infinities and NaN: of two parts, tiles that hold one are multiplied in float32, and no others are.
 #[test]
 fn what_is_no_number_goes_where_the_definition_has_it() {
@@ -165,29 +199,12 @@ fn what_is_no_number_goes_where_the_definition_has_it() {
             NUMBERS.into_iter().flat_map(|numbers| changes.map(|change| (numbers, change)))
         {
             let example = Example::new(&case, dtype, change);
-            let task = Task::Backward(wanted_of(&case.block, Wanted::ALL));
-            let request = example.request(task, precision, [FORMATS[0]; 2]);
-            let plan = planned(&example, &request, &device, &variants);
+            let request = Request { dtype, precision, ..request_of(&case) };
+            let (plan, _) = plan(&request, &device, &variants).expect("a plan");
             let found = example.check_backward(&plan, &request);
             let parts = (dtype, precision) == (DType::F32, Precision::Ieee);
-            assert!(is_it(&plan), "{plan}");
             assert_eq!(found.contains("tiles by the definition"), parts && defined, "{plan}");
         }
-    }
-}
-
-/// A request of the backward pass in float32.
-fn request(line: &str) -> Request {
-    let case = case(line);
-    Request {
-        task: Task::Backward(wanted_of(&case.block, Wanted::ALL)),
-        block: case.block,
-        geometry: case.geometry(),
-        dtype: DType::F32,
-        precision: Precision::Ieee,
-        input_format: FORMATS[0],
-        output_format: FORMATS[0],
-        algorithm: None,
     }
 }
 
@@ -196,14 +213,7 @@ fn what_it_is_not_for_is_left_to_others() {
     let hopper = with_multiprocessors(132);
     let variants = variants_for(hopper.arch);
     let variants: Vec<&Variant> = variants.iter().collect();
-    let taken = |request: &Request| {
-        let plan = Plan::new(request, &hopper, &variants).expect("a plan");
-        launches(&plan).iter().for_each(|call| fits(call, &plan, &format!("{request:?}")));
-        let plans = Plan::candidates(request, &hopper, &variants, usize::MAX).expect("plans");
-        assert_eq!(plans.iter().filter(|plan| is_it(plan)).count(), usize::from(is_it(&plan)), "{plan}");
-        assert!(plans.len() > 1 || !is_it(&plan), "there are others: {plan}");
-        is_it(&plan)
-    };
+    let taken = |request: &Request| plan(request, &hopper, &variants).is_some();
     let base = request("n 2, 8x8x8, 64>32, k 2, s 2, gn 4");
     let rows = |rows: usize| request(&format!("n 2, 8x8x8, 64>{}, k 1x1x2, s 1x1x2", rows / 2));
     for request in [base, rows(256), Request { algorithm: Some(Algorithm::ShuffleGemm), ..base }] {
@@ -252,9 +262,29 @@ fn far_lines_are_left_to_others() {
         ("n 1, 512x512x512, 1>8, k 1x1x2, s 1x1x2, relu", false),
     ] {
         let request = Request { dtype: DType::Bf16, ..request(line) };
-        let plan = Plan::new(&request, &hopper, &variants).expect("a plan");
-        launches(&plan).iter().for_each(|call| fits(call, &plan, line));
-        assert_eq!(is_it(&plan), is, "{plan}");
+        assert_eq!(plan(&request, &hopper, &variants).is_some(), is, "{line}");
+    }
+}
+
+/// A tile takes as long with few rows as with all: of many tiles that are nearly empty others are faster.
+#[test]
+fn it_is_the_plan_where_tiles_are_full_or_few() {
+    let hopper = with_multiprocessors(132);
+    let variants = variants_for(hopper.arch);
+    let variants: Vec<&Variant> = variants.iter().collect();
+    for (line, fastest) in [
+        ("n 2, 64x64x64, 64>32, k 2, s 2, bias, relu, gn 32", true),
+        ("n 2, 32x32x32, 64>32, k 2, s 2, bias", true),
+        ("n 2, 64x64x64, 32>16, k 2, s 2, silu, gn 4", true),
+        ("n 2, 3x4x5, 4>6, k 2, s 2, bias", true),
+        ("n 2, 128x128x128, 8>1, k 1x1x2, s 1x1x2", false),
+    ] {
+        for (dtype, precision) in NUMBERS {
+            let request = Request { dtype, precision, ..request(line) };
+            let (plan, first) = plan(&request, &hopper, &variants).expect("a plan");
+            assert_eq!(first, fastest, "{plan}");
+            assert_eq!(is_it(&Plan::new(&request, &hopper, &variants).expect("a plan")), fastest, "{line}");
+        }
     }
 }
 
@@ -272,10 +302,8 @@ fn a_wrong_argument_shows() {
         let case = case(line);
         for (dtype, precision) in NUMBERS {
             let example = Example::new(&case, dtype, |_| {});
-            let task = Task::Backward(wanted_of(&case.block, Wanted::ALL));
-            let request = example.request(task, precision, [FORMATS[0]; 2]);
-            let plan = planned(&example, &request, &device, &variants);
-            assert!(is_it(&plan), "{plan}");
+            let request = Request { dtype, precision, ..request_of(&case) };
+            let (plan, _) = plan(&request, &device, &variants).expect("a plan");
             let shown = unnoticed(&plan, &wrong, |plan| {
                 example.check_backward(plan, &request);
                 true
@@ -295,8 +323,8 @@ fn blocks_are_as_many_as_have_something_to_do() {
         ("n 2, 2x4x8, 64>32, k 2, s 2, relu", 132, 4),
         ("n 2, 2x4x8, 64>32, k 2, s 2, relu", 3, 3),
     ] {
-        let plan =
-            Plan::new(&request(line), &with_multiprocessors(multiprocessors), &variants).expect("a plan");
+        let device = with_multiprocessors(multiprocessors);
+        let (plan, _) = plan(&request(line), &device, &variants).expect("a plan");
         let calls: Vec<Call<'_>> = launches(&plan);
         let of = |name| calls.iter().find(|call| call.kernel() == name).expect("a launch");
         assert_eq!(of("shuffle_gradient").grid, [blocks, 1, 1], "{plan}");
