@@ -19,27 +19,17 @@ pub(crate) struct CudaPass {
     needed: Vec<bool>,
 }
 
-/// A pass by its name, or the backward pass by which gradients are wanted: those of the input, the weight,
-/// the bias and the normalization's weight and bias.
-#[derive(FromPyObject)]
-enum Pass {
-    Backward([bool; 5]),
-    Named(String),
-}
-
-impl Pass {
-    fn task(&self) -> PyResult<Task> {
-        match self {
-            &Pass::Backward([input, weight, bias, norm_weight, norm_bias]) => {
-                Ok(Task::Backward(Wanted { input, weight, bias, norm_weight, norm_bias }))
-            }
-            Pass::Named(name) => match name.as_str() {
-                "forward" => Ok(Task::Forward),
-                "training" => Ok(Task::Training { output: true }),
-                "saved" => Ok(Task::Training { output: false }),
-                got => Err(PyValueError::new_err(format!("no such pass: {got:?}"))),
-            },
-        }
+/// A pass by its name, and which gradients are wanted of it: those of the input, the weight, the bias and the
+/// normalization's weight and bias.
+fn task(name: &str, wanted: [bool; 5]) -> PyResult<Task> {
+    let [input, weight, bias, norm_weight, norm_bias] = wanted;
+    let wanted = Wanted { input, weight, bias, norm_weight, norm_bias };
+    match name {
+        "forward" => Ok(Task::Forward),
+        "training" => Ok(Task::Training),
+        "backward" => Ok(Task::Backward(wanted)),
+        "recompute" => Ok(Task::Recompute(wanted)),
+        got => Err(PyValueError::new_err(format!("no such pass: {got:?}"))),
     }
 }
 
@@ -48,12 +38,13 @@ impl CudaPass {
     /// The input's shape may lack the batch; it is not empty.
     #[new]
     #[pyo3(signature = (
-        task, block, input_shape, dtype, precision, input_channels_last, output_channels_last, ordinal, /
+        name, wanted, block, input_shape, dtype, precision, input_channels_last, output_channels_last, ordinal, /
     ))]
     #[allow(clippy::too_many_arguments, reason = "what a plan depends on")]
     fn new(
         py: Python<'_>,
-        task: Pass,
+        name: &str,
+        wanted: [bool; 5],
         block: &Block,
         input_shape: Vec<usize>,
         dtype: &str,
@@ -62,7 +53,7 @@ impl CudaPass {
         output_channels_last: bool,
         ordinal: usize,
     ) -> PyResult<CudaPass> {
-        let (task, spec) = (task.task()?, block.spec);
+        let (task, spec) = (task(name, wanted)?, block.spec);
         let geometry = spec.geometry_of(&input_shape).map_err(raised)?;
         let dtype: DType = dtype.parse().map_err(raised)?;
         let precision: Precision = precision.parse().map_err(raised)?;
@@ -140,16 +131,19 @@ fn needed(task: Task, block: &BlockSpec, workspace: bool) -> Vec<bool> {
     let norm = block.norm().is_some();
     let affine = block.norm().is_some_and(|norm| norm.affine());
     let followed = norm || block.activation().is_some() || block.post_activation().is_some();
+    let gradients = |wanted: Wanted| {
+        let vectors = [wanted.bias && bias, wanted.norm_weight && affine, wanted.norm_bias && affine];
+        [true, wanted.input, wanted.weight, vectors[0], vectors[1], vectors[2]]
+    };
     // Of input, weight and bias; of the output and what is saved; of the gradients.
     let (factors, results, gradients) = match task {
         Task::Forward => ([true, true, bias], [true, false, false, false], [false; 6]),
-        Task::Training { output } => ([true, true, bias], [output, true, norm, norm], [false; 6]),
+        Task::Training => ([true, true, bias], [true, true, norm, norm], [false; 6]),
+        // The gradient of one of the convolution's factors is made of the other.
         Task::Backward(wanted) => {
-            let vectors = [wanted.bias && bias, wanted.norm_weight && affine, wanted.norm_bias && affine];
-            let gradients = [true, wanted.input, wanted.weight, vectors[0], vectors[1], vectors[2]];
-            // The gradient of one of the convolution's factors is made of the other.
-            ([wanted.weight, wanted.input, false], [false, followed, norm, norm], gradients)
+            ([wanted.weight, wanted.input, false], [false, followed, norm, norm], gradients(wanted))
         }
+        Task::Recompute(wanted) => ([true, true, bias], [false; 4], gradients(wanted)),
     };
     [&factors[..], &[affine, affine], &results, &gradients, &[workspace]].concat()
 }

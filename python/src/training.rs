@@ -8,7 +8,7 @@ use crate::error::raised;
 use crate::memory::RawTensor;
 use pyo3::prelude::*;
 use std::mem::MaybeUninit;
-use volup::{Geometry, with_element};
+use volup::{DType, Geometry, with_element};
 use volup_cpu::{CpuLayer, EpilogueGradients, ParametersRef, SavedMut, SavedRef, Storage, Volume};
 
 /// A tensor and whether its channels lie last.
@@ -126,7 +126,26 @@ pub(crate) fn input_gradient(
     })
 }
 
-/// The gradient of a convolution's weight.
+/// The type of gradients of parameters: that of the tensors, or float64, in which those of parts of a batch are added up.
+fn type_of_gradients<const N: usize>(dtype: DType, given: [Option<&RawTensor>; N]) -> PyResult<DType> {
+    let first = given.into_iter().flatten().next().map(RawTensor::dtype).transpose()?;
+    Ok(if first == Some(DType::F64) { DType::F64 } else { dtype })
+}
+
+/// Runs code with a type `$V` for gradients of parameters: float64 if that is what they are in, else `$T`.
+macro_rules! with_gradient {
+    ($dtype:expr, $T:ident, $V:ident => $body:expr) => {
+        if $dtype == DType::F64 {
+            type $V = f64;
+            $body
+        } else {
+            type $V = $T;
+            $body
+        }
+    };
+}
+
+/// The gradient of a convolution's weight, in its own type or in float64.
 #[pyfunction]
 #[pyo3(signature = (block, threads, input, grad_output, grad_weight, /))]
 pub(crate) fn weight_gradient(
@@ -141,18 +160,20 @@ pub(crate) fn weight_gradient(
     let dtype = input.0.dtype()?;
     input.0.expect("input", &geometry.input_shape(), dtype)?;
     grad_output.0.expect("grad_output", &geometry.output_shape(), dtype)?;
-    grad_weight.expect("grad_weight", &geometry.conv().weight_shape(), dtype)?;
+    let of_parameters = type_of_gradients(dtype, [Some(&grad_weight)])?;
+    grad_weight.expect("grad_weight", &geometry.conv().weight_shape(), of_parameters)?;
     let engine = engine(threads);
-    with_element!(dtype, T => {
+    with_element!(dtype, T => with_gradient!(of_parameters, T, V => {
         // SAFETY: as in `forward_for_training`.
         let (input, grad_output, to) = unsafe {
-            (volume::<T>(&input)?, volume::<T>(&grad_output)?, grad_weight.elements_mut::<T>()?)
+            (volume::<T>(&input)?, volume::<T>(&grad_output)?, grad_weight.elements_mut::<V>()?)
         };
         py.detach(|| engine.weight_gradient_into(&geometry, input, grad_output, to)).map_err(raised)
-    })
+    }))
 }
 
-/// The gradients of what follows the convolution in a block, those that are asked for.
+/// The gradients of what follows the convolution in a block, those that are asked for; those of parameters in their own
+/// type or all in float64.
 #[pyfunction]
 #[pyo3(signature = (
     block, threads, input_shape, convolution, mean, rstd, norm_weight, norm_bias, grad_output,
@@ -182,12 +203,14 @@ pub(crate) fn epilogue_gradient(
     convolution.0.expect("convolution", &shape, dtype)?;
     grad_convolution.as_ref().map_or(Ok(()), |(to, _)| to.expect("grad_convolution", &shape, dtype))?;
     let channels = [geometry.conv().out_channels()];
-    for (name, tensor) in [
-        ("norm_weight", &norm_weight),
-        ("norm_bias", &norm_bias),
-        ("grad_bias", &grad_bias),
-        ("grad_norm_weight", &grad_norm_weight),
-        ("grad_norm_bias", &grad_norm_bias),
+    let vectors = [&grad_bias, &grad_norm_weight, &grad_norm_bias].map(Option::as_ref);
+    let of_parameters = type_of_gradients(dtype, vectors)?;
+    for (name, tensor, dtype) in [
+        ("norm_weight", &norm_weight, dtype),
+        ("norm_bias", &norm_bias, dtype),
+        ("grad_bias", &grad_bias, of_parameters),
+        ("grad_norm_weight", &grad_norm_weight, of_parameters),
+        ("grad_norm_bias", &grad_norm_bias, of_parameters),
     ] {
         tensor.as_ref().map_or(Ok(()), |tensor| tensor.expect(name, &channels, dtype))?;
     }
@@ -195,7 +218,7 @@ pub(crate) fn epilogue_gradient(
         tensor.expect(name, tensor.shape(), dtype.accumulator())?;
     }
     let engine = engine(threads);
-    with_element!(dtype, T => {
+    with_element!(dtype, T => with_gradient!(of_parameters, T, V => {
         // SAFETY: as in `forward_for_training`; the engine compares the lengths of the statistics.
         let (saved, grad_output, gradients) = unsafe {
             let saved = SavedRef::<T> {
@@ -211,13 +234,13 @@ pub(crate) fn epilogue_gradient(
             };
             let gradients = EpilogueGradients {
                 convolution: of_convolution,
-                bias: written::<T>(&grad_bias)?,
-                norm_weight: written::<T>(&grad_norm_weight)?,
-                norm_bias: written::<T>(&grad_norm_bias)?,
+                bias: written::<V>(&grad_bias)?,
+                norm_weight: written::<V>(&grad_norm_weight)?,
+                norm_bias: written::<V>(&grad_norm_bias)?,
             };
             (saved, volume::<T>(&grad_output)?, gradients)
         };
         py.detach(|| engine.epilogue_gradient_into(&block.spec, &geometry, saved, grad_output, gradients))
             .map_err(raised)
-    })
+    }))
 }

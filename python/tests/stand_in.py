@@ -30,14 +30,17 @@ class CpuPass:
     # Of each block: itself, so that it lives, its weight's shape, its steps.
     blocks: ClassVar[dict[int, tuple[_native.Block, torch.Size, Steps]]] = {}
     # The passes, with their precision.
-    planned: ClassVar[list[tuple[str | tuple[bool, ...], str]]] = []
-    launched: ClassVar[list[tuple[str | tuple[bool, ...], str]]] = []
+    planned: ClassVar[list[tuple[str, str]]] = []
+    launched: ClassVar[list[tuple[str, str]]] = []
+    # The gradients that were wanted of those that were launched, if any.
+    wanted_of: ClassVar[list[tuple[bool, ...]]] = []
     # Tasks that there are no kernels for.
-    missing: ClassVar[set[type]] = set()
+    missing: ClassVar[set[str]] = set()
 
     def __init__(
         self,
-        task: str | tuple[bool, ...],
+        task: str,
+        wanted: tuple[bool, ...],
         block: _native.Block,
         input_shape: torch.Size,
         dtype: str,
@@ -47,9 +50,10 @@ class CpuPass:
         ordinal: int | None,
     ) -> None:
         assert precision in ("ieee", "tf32")
-        if type(task) in CpuPass.missing:
+        if task in CpuPass.missing:
             raise _native.NoEngineError("no such kernel")
-        self.task, self.precision, self.block, self.dtype = task, precision, block, dtype
+        self.task, self.wanted, self.precision = task, wanted, precision
+        self.block, self.dtype = block, dtype
         self.last = {"input": input_last, "grad_input": input_last}
         for name in ("output", "convolution", "grad_output"):
             self.last[name] = output_last
@@ -69,10 +73,11 @@ class CpuPass:
         assert all(address % 16 == 0 for address in addresses)
         CpuPass.launched.append((self.task, self.precision))
         self.addresses = dict(zip(_cuda.SLOTS, addresses, strict=False))
-        if isinstance(self.task, tuple):
-            self.backward(dict(zip(_cuda.SLOTS[10:], self.task, strict=True)))
-        else:
+        if self.task in ("forward", "training"):
             self.forward()
+            return
+        CpuPass.wanted_of.append(self.wanted)
+        self.backward(dict(zip(_cuda.SLOTS[10:], self.wanted, strict=True)))
 
     def raw(self, name: str) -> Any:
         """Address, shape and type of a tensor; None for one that is not there."""
@@ -82,6 +87,14 @@ class CpuPass:
         wide = name in ("mean", "rstd") and self.dtype != "float64"
         return self.addresses[name], shape, "float32" if wide else self.dtype
 
+    def made(self, name: str) -> torch.Tensor:
+        """Memory for a tensor of the workspace."""
+        wide = name in ("mean", "rstd") and self.dtype != "float64"
+        dtype = torch.float32 if wide else getattr(torch, self.dtype)
+        made = torch.zeros(self.shapes[name], dtype=dtype)
+        last = self.last.get(name, False)
+        return made.contiguous(memory_format=torch.channels_last_3d) if last else made
+
     def volume(self, name: str) -> Any:
         return self.raw(name), self.last[name]
 
@@ -90,7 +103,7 @@ class CpuPass:
         # Of a bare convolution nothing is saved.
         assert not (saves and self.steps.are_none())
         there = {name for name, address in self.addresses.items() if address}
-        assert ("output" in there) == (self.task != "saved")
+        assert "output" in there
         assert ("convolution" in there) == saves
         assert not any(name.startswith("grad") for name in there)
         given = [self.raw(name) for name in _cuda.NAMES[1:]]
@@ -105,19 +118,26 @@ class CpuPass:
     def backward(self, wanted: dict[str, bool]) -> None:
         for name, is_wanted in wanted.items():
             assert bool(self.addresses[name]) == is_wanted, name
-        for name in ("output", "bias"):
-            assert not self.addresses[name]
+        recomputes = self.task == "recompute"
+        kept = ("convolution", "mean", "rstd")
+        assert not self.addresses["output"]
         # What a pass has no use for need not be there, and is not copied for it.
-        assert bool(self.addresses["input"]) == wanted["grad_weight"]
-        assert bool(self.addresses["weight"]) == wanted["grad_input"]
+        assert recomputes or not self.addresses["bias"]
+        assert bool(self.addresses["input"]) == (wanted["grad_weight"] or recomputes)
+        assert bool(self.addresses["weight"]) == (wanted["grad_input"] or recomputes)
+        # Held until the pass is done.
+        again = {}
+        if recomputes and not self.steps.are_none():
+            assert not any(self.addresses[name] for name in kept)
+            again = {name: self.made(name) for name in kept}
+            self.addresses |= {name: tensor.data_ptr() for name, tensor in again.items()}
+            given = [self.raw(name) for name in (*_cuda.NAMES[1:], *kept)]
+            last, volume = self.last["output"], self.volume("input")
+            threads = torch.get_num_threads()
+            _native.forward_for_training(self.block, threads, volume, *given, None, last)
         threads, through = torch.get_num_threads(), self.volume("grad_output")
         if not self.steps.are_none():
-            # Held until the pass is done.
-            made = torch.empty(
-                self.shapes["output"],
-                dtype=getattr(torch, self.dtype),
-                memory_format=_cpu.format_of(self.last["output"]),
-            )
+            made = self.made("convolution")
             _native.epilogue_gradient(
                 self.block,
                 threads,
@@ -155,7 +175,7 @@ def cuda_kernels(monkeypatch: pytest.MonkeyPatch, obstacle: str | None) -> Itera
     monkeypatch.setattr(_cuda, "_warned", {obstacle})
     monkeypatch.setattr(_cuda, "_obstacles", {torch.device("cpu"): obstacle})
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
-    for record in (CpuPass.planned, CpuPass.launched, CpuPass.missing):
+    for record in (CpuPass.planned, CpuPass.launched, CpuPass.wanted_of, CpuPass.missing):
         record.clear()
     library = torch.library.Library("volup", "IMPL")
     try:

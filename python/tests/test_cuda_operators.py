@@ -106,11 +106,12 @@ def test_only_gradients_that_are_needed_are_planned(passes: type[CpuPass]) -> No
     for x, w, b in ((leaf(X), W, B), (X, leaf(W), B), (X, W, leaf(B))):
         wanted = tuple(t.requires_grad for t in (x, w, b))
         train(x, w, b)
-        assert passes.launched[-1][0] == (*wanted, False, False)
-        passes.launched.clear()
+        assert passes.wanted_of == [(*wanted, False, False)]
+        passes.wanted_of.clear()
         volup.conv_transpose3d(x, w, b).sum().backward()
         expected = [(True, *[False] * 4)] * wanted[0] + [(False, True, *[False] * 3)] * wanted[1]
-        assert [task for task, _ in passes.launched[1:]] == expected
+        assert passes.wanted_of == expected
+        passes.wanted_of.clear()
 
 
 def test_gradients_are_in_the_precision_that_was_asked_for(
@@ -184,9 +185,8 @@ def test_what_a_bare_block_saves() -> None:
     expected = volup.conv_transpose3d(X, W, B, 2, 1)
     x, w = leaf(X), leaf(W)
     output, *kept = OPS.conv_transpose3d_block_training(x, w, B, None, None, *rest, False)
-    for saved in (kept, OPS.conv_transpose3d_block_saved(X, W, B, None, None, *rest, False)):
-        torch.testing.assert_close(saved[0], expected)
-        assert [t.numel() for t in saved[1:]] == [0, 0]
+    torch.testing.assert_close(kept[0], expected)
+    assert [t.numel() for t in kept[1:]] == [0, 0]
     torch.testing.assert_close(output, expected)
     theirs = volup.conv_transpose3d(x, w, B, 2, 1)
     for got, grad in zip(
@@ -199,7 +199,7 @@ def test_what_a_bare_block_saves() -> None:
 
 def test_nothing_wanted_is_nothing_done(passes: type[CpuPass]) -> None:
     rest = (*CONV, *STEPS, None)
-    kept = OPS.conv_transpose3d_block_saved(X, W, B, None, None, *rest, False)
+    _, *kept = OPS.conv_transpose3d_block_training(X, W, B, None, None, *rest, False)
     passes.launched.clear()
     tensors = (kept[0], X, W, B, None, None, *kept)
     gradients = OPS.conv_transpose3d_block_grad(*tensors, *rest, [False] * 5)
@@ -226,7 +226,7 @@ def test_where_kernels_for_a_pass_are_missing(passes: type[CpuPass]) -> None:
     x, w, b = leaf(X), leaf(W), leaf(B)
     expected = train(x, w, b)
     _cuda._plans.clear()
-    passes.missing.add(tuple)
+    passes.missing.add("backward")
     with pytest.warns(RuntimeWarning, match="so PyTorch does: no such kernel"):
         got = train(x, w, b)
     # A second warning would be an error here.
@@ -234,7 +234,7 @@ def test_where_kernels_for_a_pass_are_missing(passes: type[CpuPass]) -> None:
     volup.conv_transpose3d(x, w, b).sum().backward()
     for ours, theirs in zip(got, expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
-    passes.missing.add(str)
+    passes.missing.update(("forward", "training"))
     torch.testing.assert_close(train(x, w, b, stride=2), train(x, w, b, stride=2))
 
 
@@ -253,7 +253,7 @@ def test_compiled_code_warns_where_no_engine_is(engine: bool) -> None:
 
 def test_operators_say_what_does_not_fit() -> None:
     rest = (*CONV, *STEPS, None)
-    kept = OPS.conv_transpose3d_block_saved(X, W, B, None, None, *rest, False)
+    _, *kept = OPS.conv_transpose3d_block_training(X, W, B, None, None, *rest, False)
     grad = torch.randn_like(kept[0])
     tensors = (X, W, B, None, None)
 
@@ -309,7 +309,8 @@ def test_a_call_that_records_is_prepared_once(
     passes.launched.clear()
     block(pretend(X), leaf(W), B, memory="save").sum().backward()
     tasks = [task for task, _ in passes.launched]
-    assert tasks == ["forward", "saved", (False, True, False, False, False)]
+    assert tasks == ["forward", "recompute"]
+    assert passes.wanted_of[-1] == (False, True, False, False, False)
     assert kinds.count("training") == 2
 
 

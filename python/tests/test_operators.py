@@ -27,12 +27,14 @@ def arguments(name: str, input: Tensor, weight: Tensor) -> tuple[Any, ...]:
     rest = (*CONV, *STEPS, None, channels_last)
     if name.startswith("conv_transpose3d_block"):
         tensors = (input, weight, bias, scale, shift)
-        if name == "conv_transpose3d_block_saved":
-            return *(t.detach() for t in tensors), *rest
-        if name == "conv_transpose3d_block_grad":
-            kept = OPS.conv_transpose3d_block_saved(*(t.detach() for t in tensors), *rest)
-            rest = (*CONV, *STEPS, None, [True] * 5)
-            return leaf(torch.randn_like(kept[0])), *tensors, *kept, *rest
+        if name.endswith("grad"):
+            output, *kept = OPS.conv_transpose3d_block_training(
+                *(t.detach() for t in tensors), *rest
+            )
+            grad = leaf(torch.randn_like(output))
+            if name == "conv_transpose3d_block_grad":
+                return grad, *tensors, *kept, *rest[:-1], [True] * 5
+            return grad, *tensors, *rest, [True] * 5
         return *tensors, *rest
     if name == "conv_transpose3d":
         return input, weight, bias, *CONV, None, channels_last
@@ -48,8 +50,8 @@ NAMES = (
     "conv_transpose3d_weight_grad",
     "conv_transpose3d_block",
     "conv_transpose3d_block_training",
-    "conv_transpose3d_block_saved",
     "conv_transpose3d_block_grad",
+    "conv_transpose3d_block_recomputed_grad",
 )
 
 

@@ -23,7 +23,7 @@ def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     sys.modules.pop("volume", None)
 
 
-# In float32 a difference of a rounding grows, as the steps are large.
+# In float32 a difference of a rounding grows a little from step to step.
 @pytest.mark.parametrize(
     ("dtype", "steps", "apart"), [(torch.float32, 200, 1e-3), (torch.float64, 60, 1e-9)], ids=str
 )

@@ -1,5 +1,6 @@
 """Gradients: against finite differences, float64 and PyTorch; what they compute and keep."""
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import volup
+from volup import _cpu
 
 # An empty batch has no gradient to compare.
 NAMES = [name for name, case in CASES.items() if case["batch"] != 0]
@@ -57,6 +59,10 @@ def test_gradients_of_gradients_are_slopes(name: str) -> None:
 
 
 KEYS = ("weight", "bias", "norm_weight", "norm_bias")
+OPTIONS = (
+    *("stride", "padding", "output_padding", "groups", "dilation"),
+    *("activation", "norm_groups", "eps", "post_activation"),
+)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -81,14 +87,67 @@ def test_saving_memory_changes_no_bit(name: str) -> None:
     spec, input, given = leaves(name, torch.float32)
 
     def gradients(memory: str | None) -> tuple[Tensor, ...]:
-        steps = ("activation", "norm_groups", "eps", "post_activation")
-        sizes = ("stride", "padding", "output_padding", "groups", "dilation")
-        options = {key: spec[key] for key in sizes + steps}
+        options = {key: spec[key] for key in OPTIONS}
         output = volup.conv_transpose3d_block(input, **given, **options, memory=memory)
         return torch.autograd.grad(output.sin().sum(), (input, *given.values()))
 
     for ours, saving in zip(gradients(None), gradients("save"), strict=True):
         assert torch.equal(ours, saving)
+
+
+IN_PIECES = ("everything", "last-block", "gn-post", "gn-only-post", "two-activations", "relu")
+
+
+def by_pieces(
+    name: str, batch: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> tuple[dict, dict[str, Tensor], Tensor]:
+    """A case of so many samples, computed again in pieces of them: block, leaves, output."""
+    monkeypatch.setattr(_cpu, "LARGE", 0)
+    case = CASES[name] | {"batch": batch}
+    input, parameters = tensors_of(case, dtype)
+    given = {"input": input, **{key: t for key, t in parameters.items() if t is not None}}
+    given = {key: t.requires_grad_() for key, t in given.items()}
+    options = {key: case["block"][key] for key in OPTIONS}
+    output = volup.conv_transpose3d_block(**given, **options, memory="save")
+    return case["block"], given, output
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("name", "batch"), zip(IN_PIECES, (2, 3, 4, 7, 9, 8), strict=True))
+def test_gradients_of_pieces_are_those_of_float64(
+    name: str, batch: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec, given, output = by_pieces(name, batch, dtype, monkeypatch)
+    generator = torch.Generator().manual_seed(1)
+    grad = torch.randn(output.shape, generator=generator, dtype=torch.float64).to(dtype)
+    first, again = (
+        torch.autograd.grad(output, list(given.values()), grad, retain_graph=True) for _ in range(2)
+    )
+    parameters = {key: given.get(key) for key in KEYS}
+    exact = reference_gradients.expected(given["input"], parameters, spec, grad)
+    for key, gradient, same in zip(given, first, again, strict=True):
+        assert gradient.dtype == dtype
+        assert gradient.stride() == given[key].stride()
+        assert torch.equal(gradient, same)
+        reference.assert_within(gradient, *exact[key])
+
+
+@pytest.mark.parametrize("batch", [2, 5, 8])
+def test_one_piece_is_computed_again_at_a_time(batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, given, output = by_pieces("last-block", batch, torch.float32, monkeypatch)
+    honest, made = _cpu._for_training, []
+
+    def watched(*arguments: Any) -> tuple[Tensor, ...]:
+        assert not any(piece() is not None for piece, _ in made)
+        kept = honest(*arguments)
+        made.append((weakref.ref(kept[0]), kept[0].shape[0]))
+        return kept
+
+    monkeypatch.setattr(_cpu, "_for_training", watched)
+    output.sum().backward()
+    assert all(samples <= max(1, batch // 4) for _, samples in made)
+    assert sum(samples for _, samples in made) == batch
+    assert given["input"].grad.shape == given["input"].shape
 
 
 def leaf(tensor: Tensor) -> Tensor:

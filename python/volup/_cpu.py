@@ -95,6 +95,11 @@ def _empty(size: Sequence[int], dtype: torch.dtype, channels_last: bool) -> Tens
     return torch.empty(size, dtype=dtype, device="cpu", memory_format=format_of(channels_last))
 
 
+def _empty_as(input: Tensor) -> Tensor:
+    """Memory for the gradient of an input, which lies as that does."""
+    return _empty(input.shape, input.dtype, _memory.is_channels_last(input))
+
+
 def _volume(name: str, tensor: Tensor) -> tuple[_memory.RawTensor, bool]:
     return _memory.raw(name, tensor), _memory.is_channels_last(tensor)
 
@@ -169,16 +174,20 @@ def block(
 def input_grad(grad_output: Tensor, weight: Tensor, *rest: Any) -> Tensor:
     """``conv_transpose3d_input_grad``."""
     conv, channels_last = Conv(*rest[:5]), rest[6]
-    grad_output, weight = _memory.dense(grad_output, True), _memory.dense(weight)
     gradient = _empty(input_size(grad_output, weight, conv), weight.dtype, channels_last)
+    _input_grad(grad_output, weight, conv, gradient)
+    return gradient
+
+
+def _input_grad(grad_output: Tensor, weight: Tensor, conv: Conv, gradient: Tensor) -> None:
+    grad_output, weight = _memory.dense(grad_output, True), _memory.dense(weight)
     _native.input_gradient(
         native_block(weight.shape, conv, NO_STEPS, False, False),
         torch.get_num_threads(),
         _volume("grad_output", grad_output),
         _memory.raw("weight", weight),
-        (_memory.raw("grad_input", gradient), channels_last),
+        _volume("grad_input", gradient),
     )
-    return gradient
 
 
 def weight_grad(
@@ -186,27 +195,26 @@ def weight_grad(
 ) -> Tensor:
     """``conv_transpose3d_weight_grad``."""
     conv = Conv(*rest[:5])
-    input, grad_output = _memory.dense(input, True), _memory.dense(grad_output, True)
     shape = (input.shape[1], grad_output.shape[1] // conv.groups, *kernel_size)
     gradient = torch.empty(shape, dtype=input.dtype)
+    _weight_grad(input, grad_output, conv, gradient)
+    return gradient
+
+
+def _weight_grad(input: Tensor, grad_output: Tensor, conv: Conv, gradient: Tensor) -> None:
+    input, grad_output = _memory.dense(input, True), _memory.dense(grad_output, True)
     _native.weight_gradient(
-        native_block(shape, conv, NO_STEPS, False, False),
+        native_block(gradient.shape, conv, NO_STEPS, False, False),
         torch.get_num_threads(),
         _volume("input", input),
         _volume("grad_output", grad_output),
         _memory.raw("grad_weight", gradient),
     )
-    return gradient
 
 
 def block_training(*arguments: Any) -> tuple[Tensor, ...]:
     """``conv_transpose3d_block_training``."""
     return _for_training(True, *arguments)
-
-
-def block_saved(*arguments: Any) -> tuple[Tensor, ...]:
-    """``conv_transpose3d_block_saved``."""
-    return _for_training(False, *arguments)
 
 
 def _for_training(
@@ -258,16 +266,97 @@ def block_grad(
     *rest: Any,
 ) -> tuple[Tensor, ...]:
     """``conv_transpose3d_block_grad``."""
-    conv, steps, wanted = Conv(*rest[:5]), Steps(*rest[5:11]), rest[12]
+    parameters, kept = (weight, bias, norm_weight, norm_bias), (convolution, mean, rstd)
+    of_input = _empty_as(input) if rest[12][0] else None
+    gradients = (of_input, grad_output, input, parameters, kept)
+    of_parameters = _block_grad(weight.dtype, *gradients, rest[:11], rest[12])
+    return _there(input, of_input, *of_parameters)
+
+
+def block_recomputed_grad(
+    grad_output: Tensor,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    norm_weight: Tensor | None,
+    norm_bias: Tensor | None,
+    *rest: Any,
+) -> tuple[Tensor, ...]:
+    """``conv_transpose3d_block_recomputed_grad``."""
+    *options, wanted = rest
+    parameters, pieces = (weight, bias, norm_weight, norm_bias), _pieces(grad_output)
+    of_input = _empty_as(input) if wanted[0] else None
+    # Sums over samples are rounded once.
+    dtype = weight.dtype if len(pieces) == 1 else torch.float64
+
+    def of_piece(piece: slice) -> list[Tensor | None]:
+        kept = _for_training(False, input[piece], *parameters, *options)
+        to = None if of_input is None else of_input[piece]
+        gradients = (to, grad_output[piece], input[piece], parameters, kept)
+        return _block_grad(dtype, *gradients, options[:11], wanted)
+
+    sums = of_piece(pieces[0])
+    for piece in pieces[1:]:
+        # Always in the order of the samples, for the same bits each time.
+        for total, more in zip(sums, of_piece(piece), strict=True):
+            if total is not None and more is not None:
+                total += more
+    of_parameters = (None if total is None else total.to(weight.dtype) for total in sums)
+    return _there(input, of_input, *of_parameters)
+
+
+# Bytes of an output that is taken in pieces where it is computed again; so many at least, if there
+# are as many samples.
+LARGE = 1 << 24
+_FEWEST_PIECES = 4
+
+
+def _pieces(output: Tensor) -> list[slice]:
+    batch = output.shape[0]
+    if output.numel() * output.element_size() <= LARGE:
+        return [slice(0, batch)]
+    size = max(1, batch // _FEWEST_PIECES)
+    return [slice(start, start + size) for start in range(0, batch, size)]
+
+
+def _there(like: Tensor, *gradients: Tensor | None) -> tuple[Tensor, ...]:
+    """Gradients as an operator returns them: an empty tensor for one that is not there."""
+    return tuple(like.new_empty(0) if gradient is None else gradient for gradient in gradients)
+
+
+def _block_grad(
+    dtype: torch.dtype,
+    of_input: Tensor | None,
+    grad_output: Tensor,
+    input: Tensor,
+    parameters: Sequence[Any],
+    kept: Sequence[Tensor],
+    rest: Sequence[Any],
+    wanted: Sequence[bool],
+) -> list[Tensor | None]:
+    """Writes the gradient of the input, and returns those of the parameters.
+
+    Args:
+        dtype: Of the parameters' gradients: the tensors' own, or float64.
+        of_input: Where the gradient of the input goes, if it is wanted; it lies as the input does.
+        grad_output: As the operator takes it.
+        input: Likewise.
+        parameters: Likewise.
+        kept: What the forward pass saves.
+        rest: The convolution and the steps.
+        wanted: Which gradients are wanted.
+    """
+    weight, bias, norm_weight, norm_bias = parameters
+    conv, steps = Conv(*rest[:5]), Steps(*rest[5:11])
     checked = native_block(weight.shape, conv, steps, bias is not None, norm_weight is not None)
-    grad_output, convolution = _memory.dense(grad_output, True), _memory.dense(convolution, True)
-    mean, rstd = _memory.dense(mean), _memory.dense(rstd)
+    grad_output, convolution = _memory.dense(grad_output, True), _memory.dense(kept[0], True)
+    mean, rstd = _memory.dense(kept[1]), _memory.dense(kept[2])
     scale, shift = _dense(norm_weight), _dense(norm_bias)
     # The gradient of the convolution's output, in its memory format.
     through = torch.empty_like(convolution) if wanted[0] or wanted[1] else None
     of_vectors = [
-        torch.empty_like(vector) if vector is not None and wants else None
-        for vector, wants in zip((_dense(bias), scale, shift), wanted[2:], strict=True)
+        torch.empty(vector.shape, dtype=dtype) if vector is not None and wants else None
+        for vector, wants in zip((bias, scale, shift), wanted[2:], strict=True)
     ]
     _native.epilogue_gradient(
         checked,
@@ -284,13 +373,13 @@ def block_grad(
         _raw("grad_norm_weight", of_vectors[1]),
         _raw("grad_norm_bias", of_vectors[2]),
     )
-    of_input = of_weight = None
+    of_weight = None
     if through is not None and wanted[1]:
-        of_weight = weight_grad(input, through, weight.shape[2:], *conv)
-    if through is not None and wanted[0]:
-        of_input = input_grad(through, weight, *conv, None, _memory.is_channels_last(input))
-    gradients = (of_input, of_weight, *of_vectors)
-    return tuple(weight.new_empty(0) if gradient is None else gradient for gradient in gradients)
+        of_weight = torch.empty(weight.shape, dtype=dtype)
+        _weight_grad(input, through, conv, of_weight)
+    if through is not None and of_input is not None:
+        _input_grad(through, weight, conv, of_input)
+    return [of_weight, *of_vectors]
 
 
 def input_size(grad_output: Tensor, weight: Tensor, conv: Conv) -> list[int]:

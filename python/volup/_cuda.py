@@ -335,6 +335,7 @@ def plan_forward(block: _native.Block, precision: str | None, tensors: Tensors) 
     if output.numel() > 0:
         launch = _native.CudaPass(
             "forward",
+            (False,) * 5,
             block,
             input.shape,
             _memory.DTYPES[input.dtype],

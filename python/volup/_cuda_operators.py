@@ -22,7 +22,9 @@ class Pass(NamedTuple):
     """What a call asks of the engine.
 
     Attributes:
-        task: "forward", "training", "saved", or which gradients are wanted.
+        task: "forward", "training", "backward" or "recompute", which is backward without what
+            training saves.
+        wanted: Which gradients are wanted.
         block: The block.
         input_shape: Batched.
         input_last: Whether the input, or its gradient, lies in channels_last_3d.
@@ -30,12 +32,17 @@ class Pass(NamedTuple):
         precision: As the operators take it.
     """
 
-    task: str | tuple[bool, ...]
+    task: str
+    wanted: tuple[bool, ...]
     block: _native.Block
     input_shape: Sequence[int]
     input_last: bool
     output_last: bool
     precision: str | None
+
+    def is_backward(self) -> bool:
+        """Whether it computes gradients."""
+        return self.task in ("backward", "recompute")
 
 
 class Instead:
@@ -145,10 +152,10 @@ class Kernel:
         # What the results are like is written down once, for the compiler.
         fakes = getattr(torch.ops.volup, self.name)(*(_without_memory(t) for t in tensors), *rest)
         like = fakes if isinstance(fakes, (tuple, list)) else [fakes]
-        if asked.task in ("training", "saved") and Steps(*rest[5:11]).are_none():
-            return Instead(partial(_bare, asked.task), rest, like)
+        if asked.task == "training" and Steps(*rest[5:11]).are_none():
+            return Instead(_bare, rest, like)
         launch = None
-        if asked.input_shape[0] > 0 and any(asked.task):
+        if asked.input_shape[0] > 0 and (any(asked.wanted) or not asked.is_backward()):
             obstacle = _cuda.obstacle(device)
             try:
                 launch = None if obstacle else _launch(asked, tensors[0])
@@ -157,7 +164,7 @@ class Kernel:
             if obstacle is not None:
                 _cuda.warn(obstacle)
                 return Instead(self.instead, rest, like)
-        unread, unwritten = _parts_without(asked.task)
+        unread, unwritten = _parts_without(asked)
         reads = [
             (name, None if name in unread else tensor, _lies_last(asked, name))
             for name, tensor in zip(self.reads, tensors, strict=True)
@@ -175,16 +182,19 @@ def _results(results: Sequence[Tensor]) -> Any:
 
 
 _GRADIENTS = _cuda.SLOTS[10:]
+_NONE = (False,) * len(_GRADIENTS)
 
 
-def _parts_without(task: str | tuple[bool, ...]) -> tuple[set[str], set[str]]:
+def _parts_without(asked: Pass) -> tuple[set[str], set[str]]:
     """Tensors that a pass does not read, and results that it does not write."""
-    if isinstance(task, str):
+    if not asked.is_backward():
         return set(), set()
+    unwritten = {name for name, wanted in zip(_GRADIENTS, asked.wanted, strict=True) if not wanted}
+    if asked.task == "recompute":
+        return set(), unwritten
     # The gradient of one of the convolution's factors is made of the other.
-    unread = {name for name, reads in zip(("weight", "input"), task, strict=False) if not reads}
-    unwritten = {name for name, wanted in zip(_GRADIENTS, task, strict=True) if not wanted}
-    return unread | {"bias"}, unwritten
+    factors = zip(("weight", "input"), asked.wanted, strict=False)
+    return {name for name, reads in factors if not reads} | {"bias"}, unwritten
 
 
 def _lies_last(asked: Pass, name: str) -> bool:
@@ -196,6 +206,7 @@ def _lies_last(asked: Pass, name: str) -> bool:
 def _launch(asked: Pass, first: Any) -> _native.CudaPass:
     return _native.CudaPass(
         asked.task,
+        asked.wanted,
         asked.block,
         torch.Size(asked.input_shape),
         _memory.DTYPES[first.dtype],
@@ -245,7 +256,8 @@ def _of_conv(tensors: Given, rest: Sequence[Any]) -> Pass:
 def _of_block(task: str, tensors: Given, rest: Sequence[Any]) -> Pass:
     input: Any = tensors[0]
     last = _memory.is_channels_last(input)
-    return Pass(task, _block(tensors[1:], rest), input.shape, last, rest[12], rest[11])
+    block = _block(tensors[1:], rest)
+    return Pass(task, _NONE, block, input.shape, last, rest[12], rest[11])
 
 
 def _block(parameters: Given, rest: Sequence[Any]) -> _native.Block:
@@ -263,7 +275,8 @@ def _of_input_grad(tensors: Given, rest: Sequence[Any]) -> Pass:
     block = _cpu.native_block(weight.shape, conv, NO_STEPS, False, False)
     shape = _cpu.input_size(grad_output, weight, conv)
     wanted = (True, False, False, False, False)
-    return Pass(wanted, block, shape, input_last, _memory.is_channels_last(grad_output), precision)
+    last = _memory.is_channels_last(grad_output)
+    return Pass("backward", wanted, block, shape, input_last, last, precision)
 
 
 def _of_weight_grad(tensors: Given, rest: Sequence[Any]) -> Pass:
@@ -275,7 +288,7 @@ def _of_weight_grad(tensors: Given, rest: Sequence[Any]) -> Pass:
     block = _cpu.native_block(shape, conv, NO_STEPS, False, False)
     wanted = (False, True, False, False, False)
     last = (_memory.is_channels_last(input), _memory.is_channels_last(grad_output))
-    return Pass(wanted, block, input.shape, *last, precision)
+    return Pass("backward", wanted, block, input.shape, *last, precision)
 
 
 def _of_block_grad(tensors: Given, rest: Sequence[Any]) -> Pass:
@@ -283,7 +296,12 @@ def _of_block_grad(tensors: Given, rest: Sequence[Any]) -> Pass:
     convolution: Any = tensors[6]
     block = _block(tensors[2:6], rest)
     last = (_memory.is_channels_last(input), _memory.is_channels_last(convolution))
-    return Pass(tuple(rest[12]), block, input.shape, *last, rest[11])
+    return Pass("backward", tuple(rest[12]), block, input.shape, *last, rest[11])
+
+
+def _of_recomputed_grad(tensors: Given, rest: Sequence[Any]) -> Pass:
+    asked = _of_block("recompute", tensors[1:], rest)
+    return asked._replace(wanted=tuple(rest[13]))
 
 
 # --- PyTorch's operators in the engine's place ----------------------------------------------------
@@ -341,17 +359,12 @@ def _block_training(*arguments: Any) -> list[Tensor]:
     return [output, y, mean, rstd]
 
 
-def _block_saved(*arguments: Any) -> list[Tensor]:
-    return _block_training(*arguments)[1:]
-
-
-def _bare(task: str, *arguments: Any) -> list[Tensor]:
+def _bare(*arguments: Any) -> list[Tensor]:
     """What a block of a convolution alone saves; the engine saves nothing of it."""
     conv, (precision, channels_last) = arguments[5:10], arguments[16:]
     operator = torch.ops.volup.conv_transpose3d
     y = operator(*arguments[:3], *conv, precision, channels_last)
-    kept = [y, *(y.new_empty(0, dtype=_cpu.accumulator(y.dtype)) for _ in range(2))]
-    return kept if task == "saved" else [y.clone(), *kept]
+    return [y.clone(), y, *(y.new_empty(0, dtype=_cpu.accumulator(y.dtype)) for _ in range(2))]
 
 
 def _block_grad(
@@ -375,6 +388,12 @@ def _block_grad(
     )
     gradients = (*of_conv, *of_norm)
     return [g if wants else None for g, wants in zip(gradients, wanted, strict=True)]
+
+
+def _block_recomputed_grad(grad_output: Tensor, *arguments: Any) -> list[Tensor | None]:
+    *block, wanted = arguments
+    kept = _block_training(*block)[1:]
+    return _block_grad(grad_output, *block[:5], *kept, *block[5:17], wanted)
 
 
 _BLOCK = _cuda.NAMES
@@ -412,18 +431,18 @@ KERNELS: dict[str, Kernel] = {
             _block_training,
         ),
         Kernel(
-            "conv_transpose3d_block_saved",
-            _BLOCK,
-            _SAVED,
-            partial(_of_block, "saved"),
-            _block_saved,
-        ),
-        Kernel(
             "conv_transpose3d_block_grad",
             ("grad_output", *_BLOCK, *_SAVED),
             _GRADIENTS,
             _of_block_grad,
             _block_grad,
+        ),
+        Kernel(
+            "conv_transpose3d_block_recomputed_grad",
+            ("grad_output", *_BLOCK),
+            _GRADIENTS,
+            _of_recomputed_grad,
+            _block_recomputed_grad,
         ),
     )
 }

@@ -72,7 +72,8 @@ class CudaPass:
 
     def __init__(
         self,
-        task: str | tuple[bool, ...],
+        name: str,
+        wanted: tuple[bool, ...],
         block: Block,
         input_shape: torch.Size,
         dtype: str,

@@ -42,10 +42,12 @@ for _schema in (
     f"conv_transpose3d_block({_BLOCK}) -> Tensor",
     # The output and what is saved: the convolution's output, means, 1/deviations.
     f"conv_transpose3d_block_training({_BLOCK}) -> (Tensor, Tensor, Tensor, Tensor)",
-    f"conv_transpose3d_block_saved({_BLOCK}) -> (Tensor, Tensor, Tensor)",
     # An empty tensor stands for a gradient that is not wanted.
     f"conv_transpose3d_block_grad(Tensor grad_output, {_PARAMETERS}, Tensor convolution,"
     f" Tensor mean, Tensor rstd, {_CONV}, {_STEPS}, str? precision, bool[5] wanted)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    # The same where nothing was saved.
+    f"conv_transpose3d_block_recomputed_grad(Tensor grad_output, {_BLOCK}, bool[5] wanted)"
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
 ):
     _library.define(_schema)
@@ -71,8 +73,8 @@ for _name, _function in (
     ("conv_transpose3d_weight_grad", _cpu.weight_grad),
     ("conv_transpose3d_block", _cpu.block),
     ("conv_transpose3d_block_training", _cpu.block_training),
-    ("conv_transpose3d_block_saved", _cpu.block_saved),
     ("conv_transpose3d_block_grad", _cpu.block_grad),
+    ("conv_transpose3d_block_recomputed_grad", _cpu.block_recomputed_grad),
 ):
     _library.impl(_name, _function, "CPU")
 for _name, _function in _cuda_operators.KERNELS.items():
@@ -121,15 +123,11 @@ def _fake_block(input: Tensor, weight: Tensor, *rest: Any) -> Tensor:
     return _empty(input, _output_size(input, weight, Conv(*rest[3:8])), rest[15])
 
 
-def _fake_block_saved(input: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+def _fake_block_training(input: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     norm_groups = Steps(*rest[9:15]).norm_groups
     size = (input.shape[0], norm_groups) if norm_groups else (0,)
     mean, rstd = (input.new_empty(size, dtype=_cpu.accumulator(input.dtype)) for _ in range(2))
-    return _fake_block(input, *rest), mean, rstd
-
-
-def _fake_block_training(*arguments: Any) -> tuple[Tensor, ...]:
-    return _fake_block(*arguments), *_fake_block_saved(*arguments)
+    return _fake_block(input, *rest), _fake_block(input, *rest), mean, rstd
 
 
 def _fake_block_grad(grad_output: Tensor, input: Tensor, *rest: Any) -> tuple[Tensor, ...]:
@@ -148,8 +146,8 @@ for _name, _fake in (
     ("conv_transpose3d_weight_grad", _fake_weight_grad),
     ("conv_transpose3d_block", _fake_block),
     ("conv_transpose3d_block_training", _fake_block_training),
-    ("conv_transpose3d_block_saved", _fake_block_saved),
     ("conv_transpose3d_block_grad", _fake_block_grad),
+    ("conv_transpose3d_block_recomputed_grad", _fake_block_grad),
 ):
     torch.library.register_fake(f"volup::{_name}", _fake, lib=_library)
 
@@ -226,16 +224,12 @@ def _block_backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | No
     unneeded = [None] * len(ctx.rest)
     if grad is None:
         return *[None] * 5, *unneeded
-    if not kept:
-        # Computed again, to the same bits.
-        kept = block_saved(*(_detached(t) for t in tensors), *ctx.rest)
     wanted = [bool(needed) for needed in ctx.needs_input_grad[:5]]
-    gradients = block_grad(grad, *tensors, *kept, *ctx.rest[:12], wanted)
+    if kept:
+        gradients = block_grad(grad, *tensors, *kept, *ctx.rest[:12], wanted)
+    else:
+        gradients = block_recomputed_grad(grad, *tensors, *ctx.rest, wanted)
     return *_those(gradients, wanted), *unneeded
-
-
-def _detached(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else tensor.detach()
 
 
 def _those(gradients: Sequence[Any], wanted: Sequence[bool]) -> list[Any]:
@@ -244,7 +238,9 @@ def _those(gradients: Sequence[Any], wanted: Sequence[bool]) -> list[Any]:
 
 def _save_block_grad(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     ctx.save_for_backward(*inputs[:6])
-    ctx.rest = inputs[9:]
+    # Of what was saved nothing is needed.
+    ctx.rest = tuple(argument for argument in inputs[6:] if not isinstance(argument, Tensor))
+    ctx.unneeded = [None] * len(inputs[6:])
     ctx.set_materialize_grads(False)
 
 
@@ -276,7 +272,7 @@ def _block_grad_backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None
             results = list(second)
     found = iter(results)
     of_tensors = [next(found) if needs else None for needs in ctx.needs_input_grad[:6]]
-    return *of_tensors, *[None] * 16
+    return *of_tensors, *ctx.unneeded
 
 
 def _composed(tensors: list[Any], conv: Any, steps: Steps, precision: str | None) -> Tensor:
@@ -363,8 +359,8 @@ weight_grad = _differentiable(
 block = _differentiable("conv_transpose3d_block", _save_block, _block_backward)
 block_training = _differentiable("conv_transpose3d_block_training", _save_block, _block_backward)
 block_grad = _differentiable("conv_transpose3d_block_grad", _save_block_grad, _block_grad_backward)
-block_saved = _as_function(
-    "conv_transpose3d_block_saved", _below_autograd("conv_transpose3d_block_saved")
+block_recomputed_grad = _differentiable(
+    "conv_transpose3d_block_recomputed_grad", _save_block_grad, _block_grad_backward
 )
 
 

@@ -145,7 +145,8 @@ def conv_transpose3d_block(
         precision: As for :func:`conv_transpose3d`.
         memory: What is kept for the gradients beside the input: None for one tensor of the output's
             size (the convolution's output, from which the backward pass computes the rest), "save"
-            for none, so that the backward pass runs the convolution once more.
+            for none, so that the backward pass runs the convolution once more. It does so for a
+            part of a large batch at a time, so that a step takes less memory at its peak too.
 
     Returns:
         [N, Cout, D, H, W], or [Cout, D, H, W] without a batch; never a view of the input.

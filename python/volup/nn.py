@@ -151,7 +151,7 @@ class ConvTranspose3dBlock(torch.nn.Module):
         affine: Whether the normalization has a weight and a bias.
         post_activation: As ``activation``, after the normalization.
         precision: "ieee", "tf32" or None, see :func:`volup.conv_transpose3d`.
-        memory: None, or "save" to keep less for the gradients, see
+        memory: None, or "save" to take less for the gradients, see
             :func:`volup.conv_transpose3d_block`.
         device: Of the parameters.
         dtype: Of the parameters.

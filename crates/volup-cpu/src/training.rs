@@ -53,17 +53,18 @@ pub struct SavedRef<'a, T: Storage> {
     pub norm_bias: Option<&'a [T]>,
 }
 
-/// Where the gradients of what follows the convolution go; what is `None` is not computed.
+/// Where the gradients of what follows the convolution go; what is `None` is not computed. Those of parameters are rounded
+/// to their own type: parts of a sum are kept wide.
 #[derive(Debug)]
-pub struct EpilogueGradients<'a, T> {
+pub struct EpilogueGradients<'a, T, V = T> {
     /// The gradient of the convolution's output, and its memory format.
     pub convolution: Option<(&'a mut [MaybeUninit<T>], MemoryFormat)>,
     /// `[Cout]`, of the convolution's bias.
-    pub bias: Option<&'a mut [MaybeUninit<T>]>,
+    pub bias: Option<&'a mut [MaybeUninit<V>]>,
     /// `[Cout]`
-    pub norm_weight: Option<&'a mut [MaybeUninit<T>]>,
+    pub norm_weight: Option<&'a mut [MaybeUninit<V>]>,
     /// `[Cout]`
-    pub norm_bias: Option<&'a mut [MaybeUninit<T>]>,
+    pub norm_bias: Option<&'a mut [MaybeUninit<V>]>,
 }
 
 /// Backward passes on memory of the caller's. All tensors have the sizes of the geometry.
@@ -202,22 +203,22 @@ impl CpuEngine {
         Ok(())
     }
 
-    /// The gradient of the convolution's weight, from the input and the gradient of the output.
+    /// The gradient of the convolution's weight, from the input and the gradient of the output, rounded to a type of its own.
     ///
     /// # Errors
     /// [`Error::Length`] if a buffer is not of the geometry's size.
-    pub fn weight_gradient_into<T: Storage>(
+    pub fn weight_gradient_into<T: Storage, V: Storage>(
         &self,
         geometry: &Geometry,
         input: Volume<'_, T>,
         grad_output: Volume<'_, T>,
-        grad_weight: &mut [MaybeUninit<T>],
+        grad_weight: &mut [MaybeUninit<V>],
     ) -> Result<()> {
         check_length("input", input.values.len(), &geometry.input_shape())?;
         check_length("grad_output", grad_output.values.len(), &geometry.output_shape())?;
         check_length("grad_weight", grad_weight.len(), &geometry.conv().weight_shape())?;
         if geometry.batch() == 0 {
-            grad_weight.fill(MaybeUninit::new(T::default()));
+            grad_weight.fill(MaybeUninit::new(V::default()));
             return Ok(());
         }
         let work = WeightGradient::new(geometry, self.kernels::<T>(), input, grad_output);
@@ -269,13 +270,13 @@ impl CpuEngine {
     /// # Errors
     /// [`Error::Length`] if a buffer is not of the geometry's size; [`Error::Presence`] for a weight
     /// or bias of the normalization that the block has no use for, or lacks.
-    pub fn epilogue_gradient_into<T: Storage>(
+    pub fn epilogue_gradient_into<T: Storage, V: Storage>(
         &self,
         block: &BlockSpec,
         geometry: &Geometry,
         saved: SavedRef<'_, T>,
         grad_output: Volume<'_, T>,
-        gradients: EpilogueGradients<'_, T>,
+        gradients: EpilogueGradients<'_, T, V>,
     ) -> Result<()> {
         let groups = block.norm().map_or(0, |norm| norm.groups());
         let channels = geometry.conv().out_channels();
@@ -638,7 +639,7 @@ mod tests {
             norm_bias: Some(&vector),
         };
         let run = |saved: SavedRef<'_, f32>, bias: usize| {
-            let mut to = vec![MaybeUninit::uninit(); bias];
+            let mut to = vec![MaybeUninit::<f32>::uninit(); bias];
             let gradients = EpilogueGradients {
                 convolution: None,
                 bias: Some(&mut to),

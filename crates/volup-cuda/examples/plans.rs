@@ -7,8 +7,8 @@
 //!
 //! Names of the case table or of published shapes, `cases` for the whole table, or one case
 //! in the notation of the table; precisions `ieee`, `tf32`, `bf16`, `f16`, `f64`; layouts; how many plans of
-//! each, those that are expected to be fastest; if wanted, `training` or `backward` for the plan of
-//! that pass, and of which family.
+//! each, those that are expected to be fastest; if wanted, `training`, `backward` or `recompute` for the
+//! plan of that pass, and of which family.
 
 use serde_json::{Value, json};
 use std::error::Error;
@@ -19,8 +19,9 @@ use volup_cuda::{Arch, Argument, DeviceInfo, Manifest, Plan, Request, Step, Task
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let (task, family) = match arguments.get(4).map(String::as_str) {
-        Some("training") => (Task::Training { output: true }, arguments.get(5)),
+        Some("training") => (Task::Training, arguments.get(5)),
         Some("backward") => (Task::Backward(Wanted::ALL), arguments.get(5)),
+        Some("recompute") => (Task::Recompute(Wanted::ALL), arguments.get(5)),
         _ => (Task::Forward, arguments.get(4)),
     };
     let family = family.map(|name| name.parse()).transpose()?;
@@ -44,7 +45,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             for layout in layouts.split(',') {
                 let request = Request { task, algorithm: family, ..request(&case, precision, layout)? };
                 let found = match task {
-                    Task::Training { .. } => vec![Plan::new(&request, &device, &variants)?],
+                    Task::Training => vec![Plan::new(&request, &device, &variants)?],
                     _ => Plan::candidates(&request, &device, &variants, most.parse()?)?,
                 };
                 for plan in found {

@@ -1,7 +1,7 @@
 //! The engine's passes of training.
 
 use crate::{CudaEngine, CudaLayer, CudaTensor, Pointers, Task};
-use volup::{DType, Engine, Error, Geometry, Gradients, MemoryFormat, Result, Saved, Training, Wanted};
+use volup::{DType, Engine, Error, Gradients, MemoryFormat, Result, Saved, Training, Wanted};
 
 /// Whether a tensor is of a shape and type.
 fn expect(param: &'static str, tensor: &CudaTensor, shape: &[usize], dtype: DType) -> Result<()> {
@@ -18,47 +18,6 @@ fn address(tensor: &Option<CudaTensor>) -> u64 {
     tensor.as_ref().map_or(0, CudaTensor::address)
 }
 
-impl CudaEngine {
-    /// What is saved, with an output if that is asked for; both in a format.
-    fn saved(
-        &self,
-        layer: &CudaLayer,
-        geometry: &Geometry,
-        input: &CudaTensor,
-        format: MemoryFormat,
-        output: Option<&CudaTensor>,
-    ) -> Result<Saved<CudaTensor>> {
-        let block = &layer.block;
-        let shape = CudaEngine::output_shape(geometry, input);
-        let mut saved =
-            Saved { convolution: Some(self.empty(shape, layer.dtype, format)?), ..Saved::default() };
-        if let Some(norm) = block.norm() {
-            let statistic = || {
-                self.empty(
-                    vec![geometry.batch(), norm.groups()],
-                    layer.dtype.accumulator(),
-                    MemoryFormat::Contiguous,
-                )
-            };
-            (saved.mean, saved.rstd) = (Some(statistic()?), Some(statistic()?));
-        }
-        if geometry.batch() > 0 {
-            let task = Task::Training { output: output.is_some() };
-            let plan = self.plan(layer, geometry, task, [input.format, format])?;
-            let tensors = Pointers {
-                input: input.address(),
-                output: output.map_or(0, CudaTensor::address),
-                convolution: address(&saved.convolution),
-                mean: address(&saved.mean),
-                rstd: address(&saved.rstd),
-                ..Pointers::default()
-            };
-            self.launch(&plan, layer, &tensors)?;
-        }
-        Ok(saved)
-    }
-}
-
 impl Training for CudaEngine {
     fn forward_for_training(
         &self,
@@ -70,13 +29,31 @@ impl Training for CudaEngine {
         }
         let geometry = CudaEngine::geometry(layer, input)?;
         let shape = CudaEngine::output_shape(&geometry, input);
-        let output = self.empty(shape, layer.dtype, input.format)?;
-        let saved = self.saved(layer, &geometry, input, input.format, Some(&output))?;
+        let output = self.empty(shape.clone(), layer.dtype, input.format)?;
+        let convolution = self.empty(shape, layer.dtype, input.format)?;
+        let mut saved = Saved { convolution: Some(convolution), ..Saved::default() };
+        if let Some(norm) = layer.block.norm() {
+            let (shape, dtype) = (vec![geometry.batch(), norm.groups()], layer.dtype.accumulator());
+            let statistic = || self.empty(shape.clone(), dtype, MemoryFormat::Contiguous);
+            (saved.mean, saved.rstd) = (Some(statistic()?), Some(statistic()?));
+        }
+        if geometry.batch() > 0 {
+            let plan = self.plan(layer, &geometry, Task::Training, [input.format; 2])?;
+            let tensors = Pointers {
+                input: input.address(),
+                output: output.address(),
+                convolution: address(&saved.convolution),
+                mean: address(&saved.mean),
+                rstd: address(&saved.rstd),
+                ..Pointers::default()
+            };
+            self.launch(&plan, layer, &tensors)?;
+        }
         Ok((output, saved))
     }
 
     /// A saved convolution's output is only used in the format of `grad_output`; in another it is computed
-    /// again.
+    /// again, and the statistics with it.
     fn backward(
         &self,
         layer: &CudaLayer,
@@ -123,16 +100,12 @@ impl Training for CudaEngine {
             return Ok(gradients);
         }
         let format = grad_output.format;
-        let again = match &saved.convolution {
-            Some(convolution) if convolution.format == format => Saved::default(),
-            _ if block.is_bare() => Saved::default(),
-            _ => self.saved(layer, &geometry, input, format, None)?,
-        };
-        let convolution = if again.convolution.is_some() { &again.convolution } else { &saved.convolution };
-        let plan = self.plan(layer, &geometry, Task::Backward(wanted), [input.format, format])?;
+        let there = saved.convolution.as_ref().is_some_and(|convolution| convolution.format == format);
+        let task = if there { Task::Backward(wanted) } else { Task::Recompute(wanted) };
+        let plan = self.plan(layer, &geometry, task, [input.format, format])?;
         let tensors = Pointers {
             input: input.address(),
-            convolution: address(convolution),
+            convolution: address(&saved.convolution),
             mean: address(&saved.mean),
             rstd: address(&saved.rstd),
             grad_output: grad_output.address(),

@@ -65,7 +65,8 @@ impl<T> Default for Gradients<T> {
 #[derive(Clone, Debug)]
 pub struct Saved<T> {
     /// The convolution's output, before the activation, if anything follows the convolution. It may
-    /// be dropped to save memory: the backward pass then computes it again, to the same bits.
+    /// be dropped to save memory: the backward pass then computes it again, to the same bits, or a
+    /// part of a large batch at a time.
     pub convolution: Option<T>,
     /// `[N, groups]`, the means of the normalization's groups, in the accumulator's type: of the
     /// activation of the convolution's output as it is stored, or else the backward pass would take

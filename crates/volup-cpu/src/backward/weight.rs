@@ -17,6 +17,7 @@ use crate::buffer::Buffer;
 use crate::conv::{Accumulate, Kernels, TapOffset};
 use crate::forward::Shared;
 use crate::plan::{SLAB_BYTES, splits_of};
+use std::mem::MaybeUninit;
 use std::ops::Range;
 use volup::{Element, Geometry, MemoryFormat};
 
@@ -417,7 +418,7 @@ impl<'a, T: Storage> WeightGradient<'a, T> {
     }
 
     /// Adds up the segments, in order, into the gradients of one input channel: `[Cout/groups][tap]`.
-    pub fn reduce(&self, channel: usize, partials: &[f64], gradient: &mut [std::mem::MaybeUninit<T>]) {
+    pub fn reduce<V: Element>(&self, channel: usize, partials: &[f64], gradient: &mut [MaybeUninit<V>]) {
         let conv = self.geometry.conv();
         let (group_in, taps) =
             (conv.in_channels() / conv.groups(), conv.kernel_size().iter().product::<usize>());
@@ -427,7 +428,7 @@ impl<'a, T: Storage> WeightGradient<'a, T> {
             let (vector, scalar) = if self.output_in_vectors { (co, ci) } else { (ci, co) };
             let row = (group * taps + tap) * self.scalars.padded() + scalar;
             let of_segments = partials[row * self.vectors.padded() + vector..].iter().step_by(self.segment());
-            to.write(T::from_f64(of_segments.sum()));
+            to.write(V::from_f64(of_segments.sum()));
         }
     }
 }

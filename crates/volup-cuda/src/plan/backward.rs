@@ -2,16 +2,16 @@
 //! number of rows further on for every voxel of the input: the gradient of the input is then a convolution of stride 1, that
 //! of the weight a matrix product. The kernels' files say what the numbers mean.
 
-use super::epilogue::{self, NULL, kernel, norm_arguments, push_activations, sum_bytes};
+use super::epilogue::{self, NULL, Sums, kernel, norm_arguments, push_activations, sum_bytes};
+use super::rows::{Rows, makes_again, sample_bytes};
 use super::shuffle_gradient::ShuffleGradient;
 use super::weight_gradient::WeightGradient;
 use super::{
-    Argument, Buffer, Classes, Context, Plan, Request, Step, Task, Workspace, gcd, grid, int, push, size,
-    strides,
+    Argument, Buffer, Classes, Context, Plan, Request, Step, Task, Workspace, grid, int, push, size, strides,
 };
 use crate::Algorithm;
 use std::fmt;
-use volup::{Axis, ConvSpec, DType, Error, MemoryFormat, Precision, Result, Wanted};
+use volup::{ConvSpec, DType, Error, MemoryFormat, Precision, Result, Wanted};
 
 /// Blocks a multiprocessor of the kernels that compute by the definition; fewer for launches that seldom have work to do.
 const BLOCKS: usize = 16;
@@ -22,143 +22,31 @@ const TILE: usize = 16;
 const ELEMENTS: usize = 4096;
 /// Products and sums a second of one multiprocessor by the definition, at most.
 const DEFINITION: f64 = 1e10;
-/// Bytes of an output that is taken in parts.
-const LARGE: usize = 1 << 26;
 /// Bytes a second that rows are written, and read, at.
 const ROWS: f64 = 2.5e12;
 /// What a launch costs beside its work, in seconds.
 const LAUNCH: f64 = 3.6e-6;
 
-/// One axis as the rows see it: taps of equal residue are a class.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct TapAxis {
-    pub(super) axis: Axis,
-    /// Classes, which are those of the first taps.
-    pub(super) classes: usize,
-    /// From one tap of a class to its next: taps, and rows.
-    pub(super) step: usize,
-    pub(super) apart: usize,
-    /// Taps of the class that has most.
-    pub(super) count: usize,
-    /// The input's voxels and as many more as taps reach.
-    pub(super) rows: usize,
-}
-
-impl TapAxis {
-    pub(super) fn new(axis: Axis) -> TapAxis {
-        let common = gcd(axis.stride, axis.dilation);
-        let (step, apart) = (axis.stride / common, axis.dilation / common);
-        let count = axis.kernel.div_ceil(step);
-        TapAxis {
-            axis,
-            classes: step.min(axis.kernel),
-            step,
-            apart,
-            count,
-            rows: axis.input + (count - 1) * apart,
-        }
-    }
-
-    /// What kernels are told that go by the definition.
-    fn push(&self, arguments: &mut Vec<Argument>) -> Result<()> {
-        let Axis { input, output, stride, padding, dilation, kernel, .. } = self.axis;
-        push(
-            arguments,
-            [
-                input,
-                output,
-                stride,
-                padding,
-                dilation,
-                kernel,
-                self.rows,
-                self.classes,
-                self.step,
-                self.apart,
-            ],
-        )
-    }
-}
-
-/// How both operands of a part of the batch lie in rows.
-#[derive(Clone, Copy)]
-pub(super) struct Rows {
-    /// Samples of a part, of which there are so many.
-    batch: usize,
-    parts: usize,
-    pub(super) axes: [TapAxis; 3],
-    pub(super) groups: usize,
-    pub(super) group_in: usize,
-    pub(super) group_out: usize,
-    /// Elements of a group in a row of the gradient: of each class its channels, then zeros to a multiple of 16 bytes.
-    pub(super) slots: usize,
-    /// Whether there are such zeros.
-    padded: bool,
-    /// Elements of a row of the input.
-    pub(super) x_pitch: usize,
-    /// Rows.
-    pub(super) count: usize,
-}
-
-impl Rows {
-    pub(super) fn new(context: Context<'_>) -> Result<Rows> {
-        let (geometry, conv) = (&context.request.geometry, context.request.geometry.conv());
-        let vector = 16 / context.request.dtype.size();
-        let axes = geometry.axes().map(TapAxis::new);
-        let groups = conv.groups();
-        let (group_in, group_out) = (conv.in_channels() / groups, conv.out_channels() / groups);
-        let filled = group_out * axes.iter().map(|axis| axis.classes).product::<usize>();
-        let slots =
-            if (groups * filled).is_multiple_of(vector) { filled } else { filled.next_multiple_of(vector) };
-        let padded = slots != filled;
-        let x_pitch = conv.in_channels().next_multiple_of(vector);
-        let parts = parts_of(context);
-        let batch = geometry.batch() / parts;
-        let count = axes.iter().map(|axis| axis.rows).try_fold(batch, usize::checked_mul);
-        // Voxels are counted in 32 bits.
-        let count =
-            count.filter(|&count| count < 1 << 30).ok_or(Error::Overflow { what: "voxels on the GPU" })?;
-        Ok(Rows { batch, parts, axes, groups, group_in, group_out, slots, padded, x_pitch, count })
-    }
-
-    /// Elements of a row of the gradient.
-    pub(super) fn pitch(&self) -> usize {
-        self.groups * self.slots
-    }
-
-    pub(super) fn taps(&self) -> usize {
-        self.axes.iter().map(|axis| axis.axis.kernel).product()
-    }
-
-    fn push_axes(&self, arguments: &mut Vec<Argument>) -> Result<()> {
-        self.axes.iter().try_for_each(|axis| axis.push(arguments))
-    }
-}
-
-/// Parts that the batch is taken in: two halves of a large one, so that rows and what is made of them take half the
-/// memory. Halves start at whole vectors.
-fn parts_of(context: Context<'_>) -> usize {
-    let geometry = &context.request.geometry;
-    let samples = [geometry.input_shape(), geometry.output_shape()].map(|shape| sample_bytes(context, shape));
-    let whole = samples.iter().all(|sample| (geometry.batch() / 2 * sample).is_multiple_of(16));
-    let large = geometry.batch() * samples[1] > LARGE;
-    if large && whole && geometry.batch().is_multiple_of(2) { 2 } else { 1 }
-}
-
-/// Bytes of a sample of a tensor.
-pub(super) fn sample_bytes(context: Context<'_>, [_, sizes @ ..]: [usize; 5]) -> usize {
-    sizes.iter().product::<usize>() * context.request.dtype.size()
-}
-
 /// The largest magnitudes among the control words: of the input, of the gradient and of the weight.
 const LARGEST: [u64; 3] = [0, 4, 8];
 const CONTROL_WORDS: usize = 4;
 
+/// Where in the workspace is what the forward pass has not saved: the convolution's output of a part, and means and deviations
+/// of all samples.
+#[derive(Clone, Copy)]
+struct Made {
+    convolution: u64,
+    statistics: [u64; 2],
+}
+
 /// The plan of a backward pass that some gradient is wanted of.
+#[derive(Clone)]
 pub(super) struct Backward<'a> {
     context: Context<'a>,
     wanted: Wanted,
     rows: Rows,
+    /// What a part has of the forward pass is made again by this, for the part's own request.
+    again: Option<(Plan, Request)>,
     /// What makes both gradients without rows.
     both: Option<ShuffleGradient<'a>>,
     input: Option<Plan>,
@@ -168,11 +56,14 @@ pub(super) struct Backward<'a> {
 impl fmt::Display for Backward<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("backward")?;
-        if let Some(both) = &self.both {
-            return write!(f, "; {both}");
-        }
         if self.rows.parts > 1 {
             write!(f, " in {} parts", self.rows.parts)?;
+        }
+        if let Some((plan, _)) = &self.again {
+            write!(f, "; convolution again by {}", plan.summary)?;
+        }
+        if let Some(both) = &self.both {
+            return write!(f, "; {both}");
         }
         match &self.input {
             Some(plan) => write!(f, "; input by {}", plan.summary)?,
@@ -192,17 +83,38 @@ impl<'a> Backward<'a> {
     /// each tile that computes the gradient of the weight.
     pub(super) fn all(context: Context<'a>, wanted: Wanted) -> Result<Vec<Backward<'a>>> {
         let rows = Rows::new(context)?;
+        let again = if makes_again(context) {
+            let geometry = context
+                .request
+                .geometry
+                .conv()
+                .geometry(rows.batch, rows.axes.map(|axis| axis.axis.input))?;
+            let request = Request { geometry, ..*context.request };
+            Some((Plan::training(Context { request: &request, ..context }, false)?, request))
+        } else {
+            None
+        };
         let fast = context.request.dtype != DType::F64;
         let input = if wanted.input && fast { Some(input_plan(context, &rows)?) } else { None };
         let weights = if wanted.weight { WeightGradient::all(context, &rows) } else { Vec::new() };
         let weights = if weights.is_empty() { vec![None] } else { weights.into_iter().map(Some).collect() };
-        let both = if wanted.input || wanted.weight { ShuffleGradient::new(context) } else { None };
-        let without =
-            both.map(|both| Backward { context, wanted, rows, both: Some(both), input: None, weight: None });
-        let with = |weight| Backward { context, wanted, rows, both: None, input: input.clone(), weight };
-        let mut all: Vec<_> = without.into_iter().chain(weights.into_iter().map(with)).collect();
+        let by_rows = Backward { context, wanted, rows, again, both: None, input, weight: None };
+        let mut all: Vec<_> =
+            weights.into_iter().map(|weight| Backward { weight, ..by_rows.clone() }).collect();
+        all.extend(by_rows.without_rows());
         all.sort_by(|one, other| one.seconds().total_cmp(&other.seconds()));
         Ok(all)
+    }
+
+    /// The same by what makes both gradients of a part without rows.
+    fn without_rows(self) -> Option<Backward<'a>> {
+        let mut rows = self.rows;
+        if self.again.is_none() {
+            rows.take_all();
+        }
+        let wanted = self.wanted.input || self.wanted.weight;
+        let both = if wanted { ShuffleGradient::new(self.context, rows.batch) } else { None };
+        both.map(|both| Backward { rows, both: Some(both), input: None, ..self })
     }
 
     /// The family that computes the gradient of the input.
@@ -217,9 +129,10 @@ impl<'a> Backward<'a> {
     pub(super) fn seconds(&self) -> f64 {
         let geometry = &self.context.request.geometry;
         let output = (geometry.batch() * sample_bytes(self.context, geometry.output_shape())) as f64;
+        let again = self.again.as_ref().map_or(0.0, |(plan, _)| plan.seconds());
         if let Some(both) = &self.both {
             let sums = if self.context.request.block.is_bare() { 1.0 } else { 2.0 };
-            return both.seconds + sums * output / ROWS;
+            return sums * output / ROWS + self.rows.parts as f64 * (again + both.seconds);
         }
         let passes = if self.context.request.block.norm().is_some() { 5.0 } else { 3.0 };
         // By the definition what is wanted and has no plan.
@@ -230,7 +143,7 @@ impl<'a> Backward<'a> {
         // Rows are written, and for each gradient an operand is; what goes by the definition is launched in any case.
         let launches = 1 + 2 * usize::from(self.wanted.input) + 2 * usize::from(self.wanted.weight);
         let launches = launches as f64 * LAUNCH;
-        passes * output / ROWS + self.rows.parts as f64 * (input + weight + launches)
+        passes * output / ROWS + self.rows.parts as f64 * (again + input + weight + launches)
     }
 
     /// What is launched.
@@ -239,69 +152,132 @@ impl<'a> Backward<'a> {
         let (context, request) = (*context, context.request);
         let vectors = [wanted.bias, wanted.norm_weight, wanted.norm_bias];
         let factors = wanted.input || wanted.weight;
-        let mut terms = NULL;
-        if vectors.contains(&true) || (factors && request.block.norm().is_some()) {
-            let found = epilogue::vectors(context, vectors, workspace, steps)?;
-            terms = if request.block.norm().is_some() { found } else { NULL };
-        }
-        if !factors {
+        if !factors && !vectors.contains(&true) {
             return Ok(());
         }
-        if let Some(both) = &self.both {
-            let partial = if wanted.weight { both.take_partial(workspace, self.elements()) } else { 0 };
-            steps.push(both.step(*wanted, terms, partial)?);
-            return if wanted.weight { self.add_up(partial, both.shares, steps) } else { Ok(()) };
+        let takes_sums = vectors.contains(&true) || request.block.norm().is_some();
+        let sums = takes_sums.then(|| Sums::take(context, workspace));
+        if let (Some(sums), None) = (sums, &self.again) {
+            sums.launch(context, workspace, steps)?;
+            sums.vectors(context, vectors, steps)?;
         }
-        let control = workspace.take(CONTROL_WORDS * 4);
-        steps.push(Step::Clear { at: control, words: CONTROL_WORDS });
-        let bytes = rows.count * rows.pitch() * request.dtype.size();
-        let gradient = workspace.take(bytes);
-        if rows.padded {
-            steps.push(Step::Clear { at: gradient, words: bytes.div_ceil(4) });
+        let statistics = if self.again.is_some() { request.geometry.batch() * self.statistic() } else { 0 };
+        let statistics = [(); 2].map(|()| workspace.take(statistics));
+        let (mut control, mut gradient, mut weight, mut partial) = (0, 0, 0, 0);
+        if factors && self.both.is_none() {
+            control = workspace.take(CONTROL_WORDS * 4);
+            steps.push(Step::Clear { at: control, words: CONTROL_WORDS });
+            let bytes = rows.count * rows.pitch() * request.dtype.size();
+            gradient = workspace.take(bytes);
+            if rows.padded {
+                steps.push(Step::Clear { at: gradient, words: bytes.div_ceil(4) });
+            }
+            if self.input.is_some() {
+                weight = self.input_weight(control, workspace, steps)?;
+            }
         }
-        let weight = if self.input.is_some() { self.input_weight(control, workspace, steps)? } else { 0 };
-        let partial = workspace.take(if wanted.weight { rows.parts * self.partial_bytes() } else { 0 });
+        if wanted.weight {
+            partial = workspace.take(rows.parts * self.partial_bytes());
+        }
+        // From here on each step's memory serves again.
+        let convolution = workspace.take(0);
+        let made = self.again.as_ref().map(|_| Made { convolution, statistics });
         let free = workspace.bytes;
         for part in 0..rows.parts {
-            steps.push(self.gradient_rows(control, gradient, terms, part)?);
+            let sums = sums.map(|sums| sums.from(context, part * rows.batch));
+            if let Some((plan, request)) = &self.again {
+                let mut own = Workspace { bytes: free };
+                let again = self.again_steps(plan, Context { request, ..context }, sums, &mut own)?;
+                steps.extend(again.iter().map(|step| self.on_part(step, part, made)));
+                workspace.bytes = workspace.bytes.max(own.bytes);
+            }
+            if !factors {
+                continue;
+            }
+            let terms = sums.map_or(NULL, |sums| sums.terms(context));
+            let to = partial + if wanted.weight { (part * self.partial_bytes()) as u64 } else { 0 };
+            if let Some(both) = &self.both {
+                steps.push(self.on_part(&both.step(context, *wanted, terms, to)?, part, made));
+                continue;
+            }
+            steps.push(self.on_part(&self.gradient_rows(control, gradient, terms)?, part, made));
             if wanted.input {
                 let mut own = Workspace { bytes: free };
                 self.input_steps(control, [gradient, weight], part, &mut own, steps)?;
                 workspace.bytes = workspace.bytes.max(own.bytes);
             }
             if wanted.weight {
-                // The gradient of the input is done: its memory serves again.
                 let mut own = Workspace { bytes: free };
-                let to = partial + (part * self.partial_bytes()) as u64;
                 self.weight_steps(control, [gradient, to], part, &mut own, steps)?;
                 workspace.bytes = workspace.bytes.max(own.bytes);
             }
         }
-        if wanted.weight { self.add_up(partial, rows.parts * self.splits(), steps) } else { Ok(()) }
-    }
-
-    /// The launch that adds up so many shares of the gradient of the weight.
-    fn add_up(&self, partial: u64, splits: usize, steps: &mut Vec<Step>) -> Result<()> {
-        let rows = &self.rows;
-        let pointers = [(Buffer::Workspace, partial), (Buffer::GradWeight, 0)];
-        let mut arguments = pointers.map(|(buffer, at)| Argument::Pointer(buffer, at)).to_vec();
-        push(&mut arguments, [splits, rows.taps(), rows.groups * rows.group_in, rows.group_out])?;
-        let blocks = grid(self.elements().div_ceil(256))?;
-        steps.push(Step::launch(kernel(self.context, "weight_gradient_sum")?, blocks, arguments));
+        if let (Some(sums), Some(_), true) = (sums, &self.again, vectors.contains(&true)) {
+            let mut last = Vec::new();
+            sums.vectors(context, vectors, &mut last)?;
+            steps.extend(last.iter().map(|step| self.on_part(step, 0, made)));
+        }
+        if wanted.weight {
+            let pointers = [(Buffer::Workspace, partial), (Buffer::GradWeight, 0)];
+            let mut arguments = pointers.map(|(buffer, at)| Argument::Pointer(buffer, at)).to_vec();
+            let splits = rows.parts * self.splits();
+            push(&mut arguments, [splits, rows.taps(), rows.groups * rows.group_in, rows.group_out])?;
+            let blocks = grid(self.elements().div_ceil(256))?;
+            steps.push(Step::launch(kernel(context, "weight_gradient_sum")?, blocks, arguments));
+        }
         Ok(())
     }
 
-    /// Bytes before a part of what has so many a sample.
-    fn start(&self, part: usize, sample: usize) -> u64 {
-        (part * self.rows.batch * sample) as u64
+    /// What makes again what a part has of the forward pass, and takes its sums; with the part's own context.
+    fn again_steps(
+        &self,
+        plan: &Plan,
+        context: Context<'_>,
+        sums: Option<Sums>,
+        workspace: &mut Workspace,
+    ) -> Result<Vec<Step>> {
+        let request = context.request;
+        workspace.take(request.geometry.batch() * sample_bytes(context, request.geometry.output_shape()));
+        let mut of_sums = Workspace { bytes: workspace.bytes };
+        let base = workspace.take(plan.workspace_bytes);
+        let based = |buffer, at| (buffer, if buffer == Buffer::Workspace { base + at } else { at });
+        let mut steps: Vec<Step> = plan.steps.iter().map(|step| step.moved(based)).collect();
+        if let Some(sums) = sums {
+            sums.launch(context, &mut of_sums, &mut steps)?;
+            if request.block.norm().is_some() && (self.wanted.input || self.wanted.weight) {
+                sums.vectors(context, [false; 3], &mut steps)?;
+            }
+        }
+        workspace.bytes = workspace.bytes.max(of_sums.bytes);
+        Ok(steps)
     }
 
-    /// Where a part begins of what has so many bytes a sample.
-    fn of_part(&self, whole: Argument, part: usize, sample: usize) -> Argument {
-        match whole {
-            Argument::Pointer(buffer, at) => Argument::Pointer(buffer, at + self.start(part, sample)),
-            nothing => nothing,
-        }
+    /// A step for the samples of a part, where these lie among all; it reads what is made again, if something is.
+    fn on_part(&self, step: &Step, part: usize, made: Option<Made>) -> Step {
+        let geometry = &self.context.request.geometry;
+        let of = |shape| self.start(part, sample_bytes(self.context, shape));
+        let [input, output] = [geometry.input_shape(), geometry.output_shape()].map(of);
+        let statistic = self.start(part, self.statistic());
+        step.moved(|buffer, at| match (buffer, made) {
+            (Buffer::Input | Buffer::GradInput, _) => (buffer, input + at),
+            (Buffer::GradOutput, _) => (buffer, output + at),
+            (Buffer::Convolution, Some(made)) => (Buffer::Workspace, made.convolution + at),
+            (Buffer::Mean, Some(made)) => (Buffer::Workspace, made.statistics[0] + statistic + at),
+            (Buffer::Rstd, Some(made)) => (Buffer::Workspace, made.statistics[1] + statistic + at),
+            (Buffer::Convolution, None) => (buffer, output + at),
+            (Buffer::Mean | Buffer::Rstd, None) => (buffer, statistic + at),
+            _ => (buffer, at),
+        })
+    }
+
+    /// Bytes of the means, and of the deviations, of a sample.
+    fn statistic(&self) -> usize {
+        self.context.request.block.norm().map_or(0, |norm| norm.groups()) * sum_bytes(self.context)
+    }
+
+    /// Bytes of all samples before a part, of what has so many a sample.
+    fn start(&self, part: usize, sample: usize) -> u64 {
+        (part * self.rows.batch * sample) as u64
     }
 
     /// Elements of the weight.
@@ -319,6 +295,9 @@ impl<'a> Backward<'a> {
     fn splits(&self) -> usize {
         let voxels = self.rows.axes.iter().map(|axis| axis.axis.input).product::<usize>() * self.rows.batch;
         let slots = BLOCKS * self.context.device.multiprocessors;
+        if let Some(both) = &self.both {
+            return both.shares;
+        }
         let by_definition = || slots.div_ceil(self.pairs()).min(voxels.div_ceil(1024)).max(1);
         self.weight.as_ref().map_or_else(by_definition, |weight| weight.splits)
     }
@@ -328,14 +307,12 @@ impl<'a> Backward<'a> {
         self.splits() * self.elements() * sum_bytes(self.context)
     }
 
-    /// The launch that writes the gradient of the convolution's output.
-    fn gradient_rows(&self, control: u64, out: u64, terms: Argument, part: usize) -> Result<Step> {
+    /// The launch that writes the gradient of the convolution's output, for the samples of a part.
+    fn gradient_rows(&self, control: u64, out: u64, terms: Argument) -> Result<Step> {
         let Rows { axes, groups, group_out, slots, .. } = &self.rows;
         let request = self.context.request;
         let block = &request.block;
-        let sample = sample_bytes(self.context, request.geometry.output_shape());
-        let of_output = |buffer| self.of_part(Argument::Pointer(buffer, 0), part, sample);
-        let y = if block.is_bare() { NULL } else { of_output(Buffer::Convolution) };
+        let y = if block.is_bare() { NULL } else { Argument::Pointer(Buffer::Convolution, 0) };
         let axes = axes.map(|axis| {
             [
                 axis.axis.output,
@@ -348,13 +325,9 @@ impl<'a> Backward<'a> {
         });
         let strides = strides(request.geometry.output_shape(), request.output_format);
         let channels = block.conv().out_channels();
-        // Of each sample and group a mean and one over a deviation, and two terms.
-        let statistic = block.norm().map_or(0, |norm| norm.groups()) * sum_bytes(self.context);
         let [mean, rstd, gamma, beta] = norm_arguments(self.context);
-        let [mean, rstd] = [mean, rstd].map(|whole| self.of_part(whole, part, statistic));
-        let terms = self.of_part(terms, part, 2 * statistic);
-        let mut arguments = vec![of_output(Buffer::GradOutput), Argument::Pointer(Buffer::Workspace, out)];
-        arguments.push(Argument::Pointer(Buffer::Workspace, control + LARGEST[1]));
+        let mut arguments = vec![Argument::Pointer(Buffer::GradOutput, 0)];
+        arguments.extend([out, control + LARGEST[1]].map(|at| Argument::Pointer(Buffer::Workspace, at)));
         arguments.extend([y, mean, rstd, terms, gamma, beta]);
         push(&mut arguments, [channels, epilogue::group_channels(self.context)])?;
         push_activations(self.context, &mut arguments);
@@ -374,8 +347,8 @@ impl<'a> Backward<'a> {
         let axes = self.rows.axes.map(|axis| [axis.axis.input, axis.rows, 1, 1, 0, 1]);
         let strides = strides(request.geometry.input_shape(), request.input_format);
         let channels = request.block.conv().in_channels();
-        let sample = sample_bytes(self.context, request.geometry.input_shape());
-        let input = self.of_part(Argument::Pointer(Buffer::Input, 0), part, sample);
+        let start = self.start(part, sample_bytes(self.context, request.geometry.input_shape()));
+        let input = Argument::Pointer(Buffer::Input, start);
         let mut arguments = vec![input, Argument::Pointer(Buffer::Workspace, out)];
         arguments.push(Argument::Pointer(Buffer::Workspace, control + LARGEST[0]));
         arguments.extend([NULL; 6]);

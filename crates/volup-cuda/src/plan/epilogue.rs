@@ -142,50 +142,100 @@ pub(super) fn output(context: Context<'_>, steps: &mut Vec<Step>) -> Result<()> 
     Ok(())
 }
 
-/// Launches the gradients of the parameters that are vectors, those that are wanted. Returns where the terms lie that the
-/// gradient of the convolution's output takes from each sample and group.
-pub(super) fn vectors(
-    context: Context<'_>,
-    wanted: [bool; 3],
-    workspace: &mut Workspace,
-    steps: &mut Vec<Step>,
-) -> Result<Argument> {
-    let of = Chunks::of(context);
-    let block = &context.request.block;
-    let samples = context.request.geometry.batch();
-    let rows = samples * of.channels;
-    let sums =
-        Argument::Pointer(Buffer::Workspace, workspace.take(rows * of.chunks * SUMS * sum_bytes(context)));
-    let merged = Argument::Pointer(Buffer::Workspace, workspace.take(rows * SUMS * 8));
-    let groups = block.norm().map_or(1, |norm| norm.groups());
-    let terms =
-        Argument::Pointer(Buffer::Workspace, workspace.take(samples * groups * 2 * sum_bytes(context)));
+/// Where the sums over each channel of each sample go that the backward pass takes through what follows the convolution, and
+/// the terms that the gradient of the convolution's output takes from each sample and group.
+#[derive(Clone, Copy)]
+pub(super) struct Sums {
+    merged: u64,
+    terms: u64,
+}
 
-    let convolution = if block.is_bare() { NULL } else { Argument::Pointer(Buffer::Convolution, 0) };
-    let mut arguments = vec![convolution, Argument::Pointer(Buffer::GradOutput, 0), sums];
-    arguments.extend(norm_arguments(context));
-    push(&mut arguments, [of.voxels, of.channels, group_channels(context), of.chunks, of.channel_blocks])?;
-    push_activations(context, &mut arguments);
-    steps.push(Step::launch(of.kernel(context, "gradient_sums")?, grid(of.blocks)?, arguments));
+impl Sums {
+    /// Takes the memory for them.
+    pub(super) fn take(context: Context<'_>, workspace: &mut Workspace) -> Sums {
+        let [samples, channels, ..] = context.request.geometry.output_shape();
+        let merged = workspace.take(samples * channels * SUMS * 8);
+        Sums { merged, terms: workspace.take(samples * term_bytes(context)) }
+    }
 
-    let mut arguments = vec![sums, merged];
-    push(&mut arguments, [rows, of.chunks])?;
-    let kind = if context.request.dtype == DType::F64 { 4 } else { 1 };
-    let merge = *context.kernel("gradient_merge", &[], &[("KIND", kind)])?;
-    steps.push(Step::launch(merge, grid(rows.div_ceil(THREADS / 32))?, arguments));
+    /// Those of the samples from one on.
+    pub(super) fn from(self, context: Context<'_>, sample: usize) -> Sums {
+        let channels = context.request.block.conv().out_channels();
+        Sums {
+            merged: self.merged + (sample * channels * SUMS * 8) as u64,
+            terms: self.terms + (sample * term_bytes(context)) as u64,
+        }
+    }
 
-    let [_, rstd, gamma, _] = norm_arguments(context);
-    let mut arguments = vec![merged, rstd, gamma, terms];
-    let buffers = [Buffer::GradBias, Buffer::GradNormWeight, Buffer::GradNormBias];
-    arguments.extend(
-        buffers.into_iter().zip(wanted).map(
-            |(buffer, wanted)| {
-                if wanted { Argument::Pointer(buffer, 0) } else { NULL }
-            },
-        ),
-    );
-    push(&mut arguments, [samples, of.channels, of.channels / groups])?;
-    arguments.push(Argument::F64(1.0 / (of.channels / groups * of.voxels) as f64));
-    steps.push(Step::launch(kernel(context, "gradient_vectors")?, grid(groups)?, arguments));
-    Ok(terms)
+    /// Where the terms are; nowhere without a normalization.
+    pub(super) fn terms(self, context: Context<'_>) -> Argument {
+        if context.request.block.norm().is_some() {
+            Argument::Pointer(Buffer::Workspace, self.terms)
+        } else {
+            NULL
+        }
+    }
+
+    /// Launches what takes the sums.
+    pub(super) fn launch(
+        self,
+        context: Context<'_>,
+        workspace: &mut Workspace,
+        steps: &mut Vec<Step>,
+    ) -> Result<()> {
+        let of = Chunks::of(context);
+        let rows = context.request.geometry.batch() * of.channels;
+        let sums = workspace.take(rows * of.chunks * SUMS * sum_bytes(context));
+        let sums = Argument::Pointer(Buffer::Workspace, sums);
+        let block = &context.request.block;
+        let convolution = if block.is_bare() { NULL } else { Argument::Pointer(Buffer::Convolution, 0) };
+        let mut arguments = vec![convolution, Argument::Pointer(Buffer::GradOutput, 0), sums];
+        arguments.extend(norm_arguments(context));
+        push(
+            &mut arguments,
+            [of.voxels, of.channels, group_channels(context), of.chunks, of.channel_blocks],
+        )?;
+        push_activations(context, &mut arguments);
+        steps.push(Step::launch(of.kernel(context, "gradient_sums")?, grid(of.blocks)?, arguments));
+
+        let mut arguments = vec![sums, Argument::Pointer(Buffer::Workspace, self.merged)];
+        push(&mut arguments, [rows, of.chunks])?;
+        let kind = if context.request.dtype == DType::F64 { 4 } else { 1 };
+        let merge = *context.kernel("gradient_merge", &[], &[("KIND", kind)])?;
+        steps.push(Step::launch(merge, grid(rows.div_ceil(THREADS / 32))?, arguments));
+        Ok(())
+    }
+
+    /// Launches what makes the terms of the sums, and the gradients of the parameters that are vectors, those that are wanted.
+    pub(super) fn vectors(
+        self,
+        context: Context<'_>,
+        wanted: [bool; 3],
+        steps: &mut Vec<Step>,
+    ) -> Result<()> {
+        let [samples, channels, ..] = context.request.geometry.output_shape();
+        let group_channels = group_channels(context);
+        let [_, rstd, gamma, _] = norm_arguments(context);
+        let [merged, terms] = [self.merged, self.terms].map(|at| Argument::Pointer(Buffer::Workspace, at));
+        let mut arguments = vec![merged, rstd, gamma, terms];
+        let buffers = [Buffer::GradBias, Buffer::GradNormWeight, Buffer::GradNormBias];
+        arguments.extend(
+            buffers.into_iter().zip(wanted).map(
+                |(buffer, wanted)| {
+                    if wanted { Argument::Pointer(buffer, 0) } else { NULL }
+                },
+            ),
+        );
+        push(&mut arguments, [samples, channels, group_channels])?;
+        let values = group_channels * context.request.geometry.output_voxels();
+        arguments.push(Argument::F64(1.0 / values as f64));
+        let groups = grid(channels / group_channels)?;
+        steps.push(Step::launch(kernel(context, "gradient_vectors")?, groups, arguments));
+        Ok(())
+    }
+}
+
+/// Bytes of the terms of a sample.
+fn term_bytes(context: Context<'_>) -> usize {
+    context.request.block.norm().map_or(1, |norm| norm.groups()) * 2 * sum_bytes(context)
 }

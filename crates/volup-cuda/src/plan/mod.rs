@@ -14,6 +14,7 @@ mod linear_gemm;
 mod norm;
 mod pack;
 mod phases;
+mod rows;
 mod shuffle_gemm;
 mod shuffle_gradient;
 #[cfg(test)]
@@ -30,14 +31,12 @@ use volup::{Activation, BlockSpec, DType, Error, Geometry, MemoryFormat, Precisi
 pub enum Task {
     /// Its output.
     Forward,
-    /// What its backward pass needs of the forward pass, as [`volup::Saved`] has it, and its output if that is
-    /// asked for.
-    Training {
-        /// Whether it is.
-        output: bool,
-    },
+    /// Its output, and what its backward pass needs of the forward pass, as [`volup::Saved`] has it.
+    Training,
     /// Gradients, from that of its output, the input, the parameters and what was saved.
     Backward(Wanted),
+    /// The same where nothing was saved: that is made again, for a part of a large batch at a time.
+    Recompute(Wanted),
 }
 
 /// What is asked for.
@@ -449,8 +448,10 @@ impl Plan {
         match request.task {
             Task::Forward => Plan::forward(context),
             _ if request.geometry.batch() == 0 => Ok(Plan::nothing()),
-            Task::Training { output } => Plan::training(context, output),
-            Task::Backward(wanted) => Plan::backward(&backward::Backward::all(context, wanted)?[0]),
+            Task::Training => Plan::training(context, true),
+            Task::Backward(wanted) | Task::Recompute(wanted) => {
+                Plan::backward(&backward::Backward::all(context, wanted)?[0])
+            }
         }
     }
 
@@ -490,7 +491,7 @@ impl Plan {
         let context = Context { request, device, variants, classes: None };
         match request.task {
             Task::Forward => {}
-            Task::Backward(wanted) if request.geometry.batch() > 0 => {
+            Task::Backward(wanted) | Task::Recompute(wanted) if request.geometry.batch() > 0 => {
                 let all = backward::Backward::all(context, wanted)?;
                 return all.iter().take(most).map(Plan::backward).collect();
             }
@@ -515,7 +516,8 @@ impl Plan {
         Plan { steps, workspace_bytes: 0, algorithm: Algorithm::Direct, seconds: 0.0, summary }
     }
 
-    /// What computes the convolution's output, which is saved, the statistics of what follows, and the output.
+    /// What computes the convolution's output, which is saved, the statistics of what follows, and, if it is asked for, the
+    /// output.
     fn training(context: Context<'_>, output: bool) -> Result<Plan> {
         let request = context.request;
         let bare = BlockSpec::from(*request.block.conv());
@@ -531,9 +533,9 @@ impl Plan {
         }
         if output {
             epilogue::output(context, &mut plan.steps)?;
+            plan.summary.push_str("; saved for training");
         }
         plan.seconds += after(context);
-        plan.summary.push_str("; saved for training");
         Ok(plan)
     }
 

@@ -1,11 +1,9 @@
 //! Planning `shuffle_gradient`: both gradients of a convolution whose kernel is its stride, in one launch. The kernel's file
 //! says what the numbers mean.
 
-use super::backward::sample_bytes;
 use super::epilogue::{self, NULL, norm_arguments, push_activations};
-use super::{
-    Algorithm, Argument, Buffer, Context, RESERVED, SHARED, Step, Workspace, one_tap, product, push, size,
-};
+use super::rows::sample_bytes;
+use super::{Algorithm, Argument, Buffer, Context, RESERVED, SHARED, Step, one_tap, product, push, size};
 use crate::Variant;
 use std::fmt;
 use volup::{DType, MemoryFormat, Precision, Result, Wanted};
@@ -20,16 +18,19 @@ const MOST: usize = i32::MAX as usize - (1 << 20);
 
 /// Bytes a second of the memory.
 const MEMORY: f64 = 3.6e12;
-/// Seconds that a block computes for a tile, of 16 bits, of tf32, and of two of them; what all takes beside.
-const COMPUTE: [f64; 3] = [2.2e-6, 2.2e-6, 4.4e-6];
+/// Seconds that a block computes for a tile, of 16 bits, of tf32, and of two of them, and for what follows the convolution;
+/// what all takes beside.
+const COMPUTE: [f64; 3] = [2.9e-6, 2.9e-6, 8.9e-6];
+const EPILOGUE: f64 = 1.1e-6;
 const START: f64 = 1e-5;
 
 /// A plan of this kernel.
+#[derive(Clone)]
 pub(super) struct ShuffleGradient<'a> {
-    context: Context<'a>,
     kernel: &'a Variant,
-    /// Tiles of a sample.
+    /// Tiles of a sample, and of all.
     tiles: usize,
+    items: usize,
     blocks: usize,
     /// Shares of the gradient of the weight.
     pub(super) shares: usize,
@@ -60,9 +61,9 @@ fn positions(kernel: &Variant, element: usize) -> usize {
 }
 
 impl<'a> ShuffleGradient<'a> {
-    /// The plan that is expected to be the fastest, where each output has one tap, two of them along width, in one group,
+    /// The plan that is expected to be the fastest, of so many samples, where each output has one tap, two of them along width, in one group,
     /// all channels and taps are a tile's, and channels come first.
-    pub(super) fn new(context: Context<'a>) -> Option<ShuffleGradient<'a>> {
+    pub(super) fn new(context: Context<'a>, batch: usize) -> Option<ShuffleGradient<'a>> {
         let request = context.request;
         let (geometry, conv) = (&request.geometry, request.geometry.conv());
         let first = [request.input_format, request.output_format] == [MemoryFormat::Contiguous; 2];
@@ -86,15 +87,20 @@ impl<'a> ShuffleGradient<'a> {
                 && conv.in_channels() <= CHANNELS
         });
         let mut all: Vec<_> =
-            kernels.filter_map(|kernel| ShuffleGradient::with(context, kernel, kind)).collect();
+            kernels.filter_map(|kernel| ShuffleGradient::with(context, kernel, kind, batch)).collect();
         all.sort_by(|one, other| one.seconds.total_cmp(&other.seconds));
         all.into_iter().next()
     }
 
-    fn with(context: Context<'a>, kernel: &'a Variant, kind: i64) -> Option<ShuffleGradient<'a>> {
+    fn with(
+        context: Context<'a>,
+        kernel: &'a Variant,
+        kind: i64,
+        batch: usize,
+    ) -> Option<ShuffleGradient<'a>> {
         let request = context.request;
         let geometry = &request.geometry;
-        let [batch, _, sizes @ ..] = geometry.input_shape();
+        let [_, _, sizes @ ..] = geometry.input_shape();
         let tiles = sizes.iter().product::<usize>().div_ceil(positions(kernel, request.dtype.size()));
         let items = product(&[tiles, batch]).filter(|&items| items < MOST)?;
         let blocks = items.min(context.device.multiprocessors);
@@ -111,32 +117,39 @@ impl<'a> ShuffleGradient<'a> {
             1 => COMPUTE[1],
             _ => COMPUTE[2],
         };
+        let compute = compute + if request.block.is_bare() { 0.0 } else { EPILOGUE };
         let share = blocks as f64 / context.device.multiprocessors as f64;
         let seconds = START + (items.div_ceil(blocks) as f64 * compute).max(bytes as f64 / (MEMORY * share));
         let shares = if kind == 3 { blocks } else { blocks * (256 / size(kernel, "ROWS")) };
-        Some(ShuffleGradient { context, kernel, tiles, blocks, shares, shared, seconds })
+        Some(ShuffleGradient { kernel, tiles, items, blocks, shares, shared, seconds })
     }
 
     /// The launch, to the gradients that are wanted: of the weight its shares.
-    pub(super) fn step(&self, wanted: Wanted, terms: Argument, partial: u64) -> Result<Step> {
-        let request = self.context.request;
+    pub(super) fn step(
+        &self,
+        context: Context<'_>,
+        wanted: Wanted,
+        terms: Argument,
+        partial: u64,
+    ) -> Result<Step> {
+        let request = context.request;
         let (geometry, block) = (&request.geometry, &request.block);
-        let [batch, in_channels, depth, height, width] = geometry.input_shape();
+        let [_, in_channels, depth, height, width] = geometry.input_shape();
         let pointer = |buffer| Argument::Pointer(buffer, 0);
         let mut arguments = [Buffer::Input, Buffer::Weight, Buffer::GradOutput].map(pointer).to_vec();
         arguments.push(if block.is_bare() { NULL } else { pointer(Buffer::Convolution) });
         arguments.push(if wanted.input { pointer(Buffer::GradInput) } else { NULL });
         arguments.push(if wanted.weight { Argument::Pointer(Buffer::Workspace, partial) } else { NULL });
-        let [mean, rstd, gamma, beta] = norm_arguments(self.context);
+        let [mean, rstd, gamma, beta] = norm_arguments(context);
         arguments.extend([mean, rstd, terms, gamma, beta]);
         let out_channels = block.conv().out_channels();
-        push(&mut arguments, [in_channels, out_channels, epilogue::group_channels(self.context)])?;
+        push(&mut arguments, [in_channels, out_channels, epilogue::group_channels(context)])?;
         push(&mut arguments, [depth * height * width, height * width, width])?;
         let [d_stride, h_stride, w_stride] = block.conv().stride();
-        push(&mut arguments, [d_stride, h_stride, self.tiles, self.tiles * batch])?;
+        push(&mut arguments, [d_stride, h_stride, self.tiles, self.items])?;
         let whole = |elements: usize| usize::from((elements * request.dtype.size()).is_multiple_of(16));
         push(&mut arguments, [whole(w_stride * width), whole(depth * height * width)])?;
-        push_activations(self.context, &mut arguments);
+        push_activations(context, &mut arguments);
         Ok(Step::Launch {
             variant: *self.kernel,
             grid: [self.blocks as u32, 1, 1],
@@ -144,10 +157,5 @@ impl<'a> ShuffleGradient<'a> {
             arguments,
             overlap: false,
         })
-    }
-
-    /// Memory for the shares of the weight's gradient.
-    pub(super) fn take_partial(&self, workspace: &mut Workspace, elements: usize) -> u64 {
-        workspace.take(self.shares * elements * size_of::<f32>())
     }
 }

@@ -1,6 +1,6 @@
 //! Planning `weight_gradient`: which tile, and how the rows are shared out. The kernel's file says what the numbers mean.
 
-use super::backward::{Rows, TapAxis};
+use super::rows::{Rows, TapAxis};
 use super::{Argument, Context, RESERVED, SHARED, Step, product, push, size};
 use crate::Variant;
 use std::fmt;
@@ -26,6 +26,7 @@ const MOST_SPLITS: usize = 512;
 const FEWEST_ROWS: usize = 256;
 
 /// A plan of this kernel.
+#[derive(Clone)]
 pub(super) struct WeightGradient<'a> {
     kernel: &'a Variant,
     /// Blocks of a share.

@@ -164,8 +164,9 @@ fn plans(sample: &Sample, device: &DeviceInfo, variants: &[&Variant]) -> Result<
         let wanted = Wanted { input: true, weight: true, bias, norm_weight: affine, norm_bias: affine };
         requests.push(Request { task: Task::Backward(wanted), ..forward });
         // Training keeps nothing of a convolution alone.
-        let outputs = if block.is_bare() { &[][..] } else { &[true, false] };
-        requests.extend(outputs.iter().map(|&output| Request { task: Task::Training { output }, ..forward }));
+        if !block.is_bare() {
+            requests.push(Request { task: Task::Training, ..forward });
+        }
     }
     let mut plans = Vec::<(Request, Plan)>::new();
     for request in requests {
@@ -202,9 +203,8 @@ impl Sample {
         for (request, plan) in plans(self, device.info(), variants)? {
             let task = match request.task {
                 Task::Forward => "forward",
-                Task::Training { output: true } => "forward for training",
-                Task::Training { output: false } => "saved for training",
-                Task::Backward(_) => "backward",
+                Task::Training => "forward for training",
+                Task::Backward(_) | Task::Recompute(_) => "backward",
             };
             let what = format!("{self}, {task}, {plan}");
             let (mut given, mut results) = (self.given(), Packed::default());
@@ -215,11 +215,11 @@ impl Sample {
                     assert!(deviation.is_ok(), "{what}: {deviation}");
                     results.add(|to| &mut to.output, Some(&output));
                 }
-                (Task::Training { output }, Some(trained)) => {
-                    results.add(|to| &mut to.output, output.then_some(&trained.output));
+                (Task::Training, Some(trained)) => {
+                    results.add(|to| &mut to.output, Some(&trained.output));
                     add_saved(&mut results, &trained.saved);
                 }
-                (Task::Backward(_), Some(trained)) => {
+                (Task::Backward(_) | Task::Recompute(_), Some(trained)) => {
                     add_saved(&mut given, &trained.saved);
                     given.add(|to| &mut to.grad_output, Some(&trained.grad_output));
                     let Gradients { input, weight, bias, norm_weight, norm_bias } = &trained.gradients;

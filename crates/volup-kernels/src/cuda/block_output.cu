@@ -11,6 +11,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, KIND == 0 ? 4 : 2) block_o
     const Element *y, Element *z, const Sum *mean, const Sum *rstd, const Element *gamma, const Element *beta, int voxels, int channels,
     int group_channels, int chunks, int channel_blocks, int activation, int post, double slope, double post_slope) {
     const Share share(voxels, channels, chunks, channel_blocks);
+    const int turns = share.turns();
     if (share.to == 0) return;
     constexpr int OWN = LAST ? VECTOR : 1;
     Norm norm[OWN];
@@ -20,7 +21,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, KIND == 0 ? 4 : 2) block_o
         const Activation<known.first> first(activation, slope);
         const Activation<known.second> last(post, post_slope);
 #pragma unroll 1
-        for (int turn = 0; turn < TURNS; turn++) {
+        for (int turn = 0; turn < turns; turn++) {
             Vector v[VECTORS];
             share.load(y, turn, v);
 #pragma unroll

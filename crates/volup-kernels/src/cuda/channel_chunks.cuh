@@ -90,6 +90,12 @@ struct Share {
     }
     __device__ __forceinline__ long long offset(int k) const { return base + (long long)(k * high + own) * pitch; }
 
+    /// Turns that have any of them.
+    __device__ __forceinline__ int turns() const {
+        const int of_turn = VECTORS * high * (LAST ? 1 : VECTOR);
+        return (to + of_turn - 1) / of_turn;
+    }
+
     /// Where vector `k` begins, and whether all of it is there; those that are there in part are few.
     __device__ __forceinline__ bool whole(int k) const {
         int lo, hi;

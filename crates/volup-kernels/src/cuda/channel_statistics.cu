@@ -25,13 +25,14 @@ struct Statistics {
 extern "C" __global__ void __launch_bounds__(THREADS, KIND == 4 ? 2 : 3) channel_statistics(const Element *y, Sum *mean, Sum *m2, Sum *count, int voxels, int channels,
                                                                          int chunks, int channel_blocks, int activation, double slope) {
     const Share share(voxels, channels, chunks, channel_blocks);
+    const int turns = share.turns();
     constexpr int OWN = LAST ? VECTOR : 1;
     Statistics so_far[OWN] = {};
     [[maybe_unused]] Sum seen = 0;
     by_known(activation, 0, [&](auto known) {
         const Activation<known.first> first(activation, slope);
 #pragma unroll 1
-        for (int turn = 0; turn < TURNS && share.to > 0; turn++) {
+        for (int turn = 0; turn < turns; turn++) {
             Vector v[VECTORS];
             share.load(y, turn, v);
             Sum a[VECTORS][VECTOR];

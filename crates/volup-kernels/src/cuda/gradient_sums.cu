@@ -12,18 +12,20 @@
 #include "channel_chunks.cuh"
 #include "slope.cuh"
 
-constexpr int SUMS = 5;
+/// Sums of a channel, and values of which activations are computed side by side.
+constexpr int SUMS = 5, AT_ONCE = VECTOR < 4 ? VECTOR : 4;
 
-extern "C" __global__ void __launch_bounds__(THREADS, KIND == 4 ? 1 : 2) gradient_sums(
+extern "C" __global__ void __launch_bounds__(THREADS, KIND == 4 ? 1 : KIND == 1 && !LAST ? 3 : 2) gradient_sums(
     const Element *y, const Element *dz, Sum *sums, const Sum *mean, const Sum *rstd, const Element *gamma, const Element *beta, int voxels,
     int channels, int group_channels, int chunks, int channel_blocks, int activation, int post, double slope, double post_slope) {
     const Share share(voxels, channels, chunks, channel_blocks);
+    const int turns = share.turns();
     constexpr int OWN = LAST ? VECTOR : 1;
     Sum total[OWN][SUMS] = {};
     if (share.to > 0 && !y) {
         // Nothing follows the convolution: `dy` is `dz`, and its sum is all that is asked for.
 #pragma unroll 1
-        for (int turn = 0; turn < TURNS; turn++) {
+        for (int turn = 0; turn < turns; turn++) {
             Vector g[VECTORS];
             share.load(dz, turn, g);
 #pragma unroll
@@ -39,26 +41,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, KIND == 4 ? 1 : 2) gradien
 #pragma unroll
             for (int e = 0; e < OWN; e++) norm[e] = norm_of(share.sample, share.channel + e, channels, group_channels, mean, rstd, gamma, beta);
 #pragma unroll 1
-            for (int turn = 0; turn < TURNS; turn++) {
+            for (int turn = 0; turn < turns; turn++) {
                 Vector g[VECTORS], v[VECTORS];
                 share.load(dz, turn, g);
                 share.load(y, turn, v);
 #pragma unroll
-                for (int k = 0; k < VECTORS; k++) {
-                    Sum x[VECTOR], a[VECTOR], f[VECTOR], h[VECTOR], unused[VECTOR], post_f[VECTOR];
+                for (int part = 0; part < VECTORS * VECTOR; part += AT_ONCE) {
+                    const int k = part / VECTOR, e0 = part % VECTOR;
+                    Sum x[AT_ONCE], a[AT_ONCE], f[AT_ONCE], h[AT_ONCE], unused[AT_ONCE], post_f[AT_ONCE];
 #pragma unroll
-                    for (int e = 0; e < VECTOR; e++) x[e] = widen(v[k].of[e]);
+                    for (int e = 0; e < AT_ONCE; e++) x[e] = widen(v[k].of[e0 + e]);
                     first.of(x, a, f);
 #pragma unroll
-                    for (int e = 0; e < VECTOR; e++) {
-                        h[e] = norm[LAST ? e : 0].normalized(a[e]);
-                        x[e] = norm[LAST ? e : 0].scaled(h[e]);
+                    for (int e = 0; e < AT_ONCE; e++) {
+                        h[e] = norm[LAST ? e0 + e : 0].normalized(a[e]);
+                        x[e] = norm[LAST ? e0 + e : 0].scaled(h[e]);
                     }
                     last.of(x, unused, post_f);
                     // What is not there has a gradient of 0, and here a slope of 0.
                     const auto add = [&](int e, Sum slope_there) {
-                        const Sum dv = last.back(widen(g[k].of[e]), post_f[e]);
-                        Sum(&to)[SUMS] = total[LAST ? e : 0];
+                        const Sum dv = last.back(widen(g[k].of[e0 + e]), post_f[e]);
+                        Sum(&to)[SUMS] = total[LAST ? e0 + e : 0];
                         to[0] += dv;
                         to[1] += dv * h[e];
                         to[2] += first.back(dv, f[e]);
@@ -69,10 +72,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, KIND == 4 ? 1 : 2) gradien
                     share.range(turn * VECTORS + k, lo, hi);
                     if (hi - lo == VECTOR) {
 #pragma unroll
-                        for (int e = 0; e < VECTOR; e++) add(e, f[e]);
+                        for (int e = 0; e < AT_ONCE; e++) add(e, f[e]);
                     } else {
 #pragma unroll
-                        for (int e = 0; e < VECTOR; e++) add(e, e >= lo && e < hi ? f[e] : (Sum)0);
+                        for (int e = 0; e < AT_ONCE; e++) add(e, e0 + e >= lo && e0 + e < hi ? f[e] : (Sum)0);
                     }
                 }
             }

@@ -4,7 +4,7 @@ use super::machine::Call;
 use super::manifest::{devices, variants_for};
 use super::weight_gradient::{Layout, check, fits};
 use super::{FORMATS, planned};
-use crate::plan::backward::{Rows, TapAxis};
+use crate::plan::rows::{Rows, TapAxis};
 use crate::plan::weight_gradient::{WeightGradient, busy_items};
 use crate::plan::{Argument, Buffer, Context, Plan, Request, Task};
 use crate::{DeviceInfo, Variant};
@@ -95,7 +95,7 @@ fn rows_hold_what_there_is_in_whole_vectors() {
             );
             // Vectors of a class's channels start at whole ones.
             assert!(!rows.group_out.is_multiple_of(vector) || rows.slots.is_multiple_of(vector), "{case}");
-            let batch = case.geometry().batch();
+            let batch = case.geometry().batch() / rows.parts;
             assert_eq!(rows.count, batch * rows.axes.iter().map(|axis| axis.rows).product::<usize>());
             assert_eq!(rows.taps(), conv.kernel_size().iter().product::<usize>());
             padded.insert((rows.slots > slots, rows.x_pitch > channels));

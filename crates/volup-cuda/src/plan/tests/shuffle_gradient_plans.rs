@@ -70,7 +70,7 @@ fn plan(request: &Request, device: &DeviceInfo, variants: &[&Variant]) -> Option
     assert!(found.len() <= 1 && found.len() < plans.len(), "one, and others beside it: {plans:?}");
     let (plan, first) = (&plans[*found.first()?], found[0] == 0);
     assert_eq!(plan.algorithm, Algorithm::ShuffleGemm, "{plan}");
-    println!("{request:?}; {plan}");
+    println!("{:?}, {}, {}; {plan}", request.task, request.dtype, request.precision);
     launches(plan).iter().for_each(|call| fits(call, plan, &format!("{request:?}")));
     Some((plan.clone(), first))
 }
@@ -105,8 +105,11 @@ fn check(multiprocessors: usize, rows: &[i64], wanted: Wanted) -> (BTreeSet<&'st
     let (mut found, mut count) = (BTreeSet::new(), 0);
     let own = ROWS.iter().map(|(line, why)| Case::parse("shuffle", line, why).expect("a valid case"));
     for case in cases().into_iter().chain(own).filter(|case| case.batch != Some(0)) {
-        let task = Task::Backward(wanted_of(&case.block, wanted));
-        for (dtype, precision) in NUMBERS {
+        let wanted = wanted_of(&case.block, wanted);
+        let tasks = [Task::Backward(wanted), Task::Recompute(wanted)];
+        for (task, (dtype, precision)) in
+            tasks.iter().flat_map(|task| NUMBERS.map(|numbers| (*task, numbers)))
+        {
             let request = Request { task, dtype, precision, ..request_of(&case) };
             let plan = plan(&request, &device, &variants);
             assert_eq!(plan.is_some(), applies(&request), "{case}");

@@ -35,9 +35,9 @@ fn requests(case: &Case, turn: usize) -> Vec<Request> {
         Wanted { input: false, weight: false, ..Wanted::ALL },
         NONE,
     ];
-    let backward = wanted.map(|wanted| Task::Backward(wanted_of(&case.block, wanted)));
-    let forward = [true, false].map(|output| Task::Training { output });
-    for (task, (dtype, precision)) in forward.into_iter().chain(backward).flat_map(|task| {
+    let wanted = wanted.map(|wanted| wanted_of(&case.block, wanted));
+    let backward = wanted.into_iter().flat_map(|wanted| [Task::Backward(wanted), Task::Recompute(wanted)]);
+    for (task, (dtype, precision)) in [Task::Training].into_iter().chain(backward).flat_map(|task| {
         DType::ALL.into_iter().flat_map(move |dtype| Precision::ALL.map(|p| (task, (dtype, p))))
     }) {
         let Turn { formats: [input_format, output_format], .. } = Turn::new(turn + requests.len());
@@ -55,22 +55,26 @@ fn requests(case: &Case, turn: usize) -> Vec<Request> {
     requests
 }
 
+fn asks_for_nothing(request: &Request) -> bool {
+    matches!(request.task, Task::Backward(NONE) | Task::Recompute(NONE))
+}
+
 /// Words are cleared before they are raised or read, what is given is there, launches overlap where both know of it, and
 /// numbers are rounded for those that multiply rounded ones.
 fn check(plan: &Plan, request: &Request, what: &str) {
     let bare = request.block.is_bare();
     let norm = request.block.norm().is_some();
-    let (wanted, output) = match request.task {
-        Task::Backward(wanted) => (wanted, false),
-        Task::Training { output } => (NONE, output),
+    let (wanted, training, saved) = match request.task {
+        Task::Training => (NONE, true, true),
+        Task::Backward(wanted) => (wanted, false, !bare),
+        Task::Recompute(wanted) => (wanted, false, false),
         Task::Forward => unreachable!("no pass of training"),
     };
-    let backward = matches!(request.task, Task::Backward(_));
     let is_there = |buffer| match buffer {
-        Buffer::Output => output,
-        Buffer::GradOutput => backward,
-        Buffer::Convolution => !bare || !backward,
-        Buffer::Mean | Buffer::Rstd => norm,
+        Buffer::Output => training,
+        Buffer::GradOutput => !training,
+        Buffer::Convolution => saved,
+        Buffer::Mean | Buffer::Rstd => saved && norm,
         Buffer::GradInput => wanted.input,
         Buffer::GradWeight => wanted.weight,
         Buffer::GradBias => wanted.bias,
@@ -138,8 +142,7 @@ fn kernels_get_what_they_ask_for() {
             let names: BTreeSet<&str> = launches(&plan).iter().map(|call| call.kernel()).collect();
             let fast = ["weight_gradient", "gradient_weight"].iter().any(|name| names.contains(name));
             assert!(request.dtype != DType::F64 || plan.algorithm == Algorithm::Direct && !fast, "{plan}");
-            let nothing = request.task == Task::Backward(NONE);
-            assert_eq!(plan.steps.is_empty(), nothing, "{plan}");
+            assert_eq!(plan.steps.is_empty(), asks_for_nothing(&request), "{plan}");
         }
     }
 }
@@ -179,7 +182,7 @@ fn an_empty_batch_asks_for_nothing() {
 fn a_missing_kernel_is_named() {
     let case = cases().into_iter().find(|case| case.name == "everything").expect("a row of the table");
     let [ampere, _, small] = devices();
-    for request in requests(&case, 0).iter().filter(|request| request.task != Task::Backward(NONE)) {
+    for request in requests(&case, 0).iter().filter(|request| !asks_for_nothing(request)) {
         // The kernels are for one architecture.
         for device in [&ampere, &small] {
             let error = super::plan(request, device, &[]).unwrap_err();
@@ -248,8 +251,9 @@ fn each_gradient_alone_is_what_it_is_with_the_others() {
         for dtype in DType::ALL {
             let example = Example::new(case, dtype, |_| {});
             for wanted in alone.map(|wanted| wanted_of(&case.block, wanted)) {
-                let request = example.request(Task::Backward(wanted), Precision::Ieee, FORMATS);
-                runs(&example, &request);
+                for task in [Task::Backward(wanted), Task::Recompute(wanted)] {
+                    runs(&example, &example.request(task, Precision::Ieee, FORMATS));
+                }
             }
         }
     }
@@ -314,7 +318,7 @@ fn gradients_by_the_taps_that_are_there_are_those_of_the_definition() {
 /// What a wrong argument of the passes would do.
 #[test]
 fn a_wrong_argument_shows() {
-    let line = "n 2, 3x4x5, 6>8, k 3x4x5, s 2x3x2, d 1x2x3, p 1x2x1, g 2, bias, silu, gn 4, leaky_relu(0.1)";
+    let line = "n 4, 3x4x5, 6>8, k 3x4x5, s 2x3x2, d 1x2x3, p 1x2x1, g 2, bias, silu, gn 4, leaky_relu(0.1)";
     let case = Case::parse("wrong", line, "everything that kernels are told matters").expect("a valid case");
     let chunks = "voxels channels chunks channel_blocks activation";
     let rows = [
@@ -365,10 +369,10 @@ fn a_wrong_argument_shows() {
                 true
             });
             assert!(shown.is_empty(), "{shown:?} may be wrong: {plan}");
-            let request = of(Task::Training { output: true });
+            let request = of(Task::Training);
             let plan = planned(&example, &request, &hopper(), &variants);
             let shown = unnoticed(&plan, &of_forward[..], |plan| {
-                example.check_forward(plan, &request, true);
+                example.check_forward(plan, &request);
                 true
             });
             assert!(shown.is_empty(), "{shown:?} may be wrong: {plan}");
