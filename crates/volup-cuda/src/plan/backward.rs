@@ -24,6 +24,8 @@ const ELEMENTS: usize = 4096;
 const DEFINITION: f64 = 1e10;
 /// Bytes a second that rows are written, and read, at.
 const ROWS: f64 = 2.5e12;
+/// What a launch costs beside its work, in seconds.
+const LAUNCH: f64 = 3.6e-6;
 
 /// The largest magnitudes among the control words: of the input, of the gradient and of the weight.
 const LARGEST: [u64; 3] = [0, 4, 8];
@@ -38,6 +40,7 @@ struct Made {
 }
 
 /// The plan of a backward pass that some gradient is wanted of.
+#[derive(Clone)]
 pub(super) struct Backward<'a> {
     context: Context<'a>,
     wanted: Wanted,
@@ -76,10 +79,10 @@ impl fmt::Display for Backward<'_> {
 }
 
 impl<'a> Backward<'a> {
-    /// The plan of a number: without rows where that goes, then by what computes the gradient of the weight; the fewer,
-    /// the faster it is expected to be.
-    pub(super) fn new(context: Context<'a>, wanted: Wanted, which: usize) -> Result<Backward<'a>> {
-        let mut rows = Rows::new(context)?;
+    /// All plans, in the order of the time that they are expected to take: one without rows where that goes, and one for
+    /// each tile that computes the gradient of the weight.
+    pub(super) fn all(context: Context<'a>, wanted: Wanted) -> Result<Vec<Backward<'a>>> {
+        let rows = Rows::new(context)?;
         let again = if makes_again(context) {
             let geometry = context
                 .request
@@ -91,48 +94,27 @@ impl<'a> Backward<'a> {
         } else {
             None
         };
-        let without = Backward::without_rows(context, wanted, &again);
-        let which = match without {
-            Some(both) if which == 0 => {
-                if again.is_none() {
-                    rows.take_all();
-                }
-                return Ok(Backward {
-                    context,
-                    wanted,
-                    rows,
-                    again,
-                    both: Some(both),
-                    input: None,
-                    weight: None,
-                });
-            }
-            Some(_) => which - 1,
-            None => which,
-        };
         let fast = context.request.dtype != DType::F64;
         let input = if wanted.input && fast { Some(input_plan(context, &rows)?) } else { None };
-        let weight =
-            wanted.weight.then(|| WeightGradient::all(context, &rows).into_iter().nth(which)).flatten();
-        Ok(Backward { context, wanted, rows, again, both: None, input, weight })
+        let weights = if wanted.weight { WeightGradient::all(context, &rows) } else { Vec::new() };
+        let weights = if weights.is_empty() { vec![None] } else { weights.into_iter().map(Some).collect() };
+        let by_rows = Backward { context, wanted, rows, again, both: None, input, weight: None };
+        let mut all: Vec<_> =
+            weights.into_iter().map(|weight| Backward { weight, ..by_rows.clone() }).collect();
+        all.extend(by_rows.without_rows());
+        all.sort_by(|one, other| one.seconds().total_cmp(&other.seconds()));
+        Ok(all)
     }
 
-    /// What makes both gradients of a part without rows.
-    fn without_rows(
-        context: Context<'a>,
-        wanted: Wanted,
-        again: &Option<(Plan, Request)>,
-    ) -> Option<ShuffleGradient<'a>> {
-        let batch =
-            again.as_ref().map_or(context.request.geometry.batch(), |(_, part)| part.geometry.batch());
-        if wanted.input || wanted.weight { ShuffleGradient::new(context, batch) } else { None }
-    }
-
-    /// How many plans there are.
-    pub(super) fn ways(context: Context<'_>, wanted: Wanted) -> Result<usize> {
-        let all = |rows: &Rows| if wanted.weight { WeightGradient::all(context, rows).len() } else { 0 };
-        let without = usize::from(Backward::without_rows(context, wanted, &None).is_some());
-        Ok(all(&Rows::new(context)?).max(1) + without)
+    /// The same by what makes both gradients of a part without rows.
+    fn without_rows(self) -> Option<Backward<'a>> {
+        let mut rows = self.rows;
+        if self.again.is_none() {
+            rows.take_all();
+        }
+        let wanted = self.wanted.input || self.wanted.weight;
+        let both = if wanted { ShuffleGradient::new(self.context, rows.batch) } else { None };
+        both.map(|both| Backward { rows, both: Some(both), input: None, ..self })
     }
 
     /// The family that computes the gradient of the input.
@@ -158,7 +140,10 @@ impl<'a> Backward<'a> {
         let slow = |wanted: bool| if wanted { slow / self.rows.parts as f64 } else { 0.0 };
         let input = self.input.as_ref().map_or(slow(self.wanted.input), Plan::seconds);
         let weight = self.weight.as_ref().map_or(slow(self.wanted.weight), |weight| weight.seconds);
-        passes * output / ROWS + self.rows.parts as f64 * (again + input + weight)
+        // Rows are written, and for each gradient an operand is; what goes by the definition is launched in any case.
+        let launches = 1 + 2 * usize::from(self.wanted.input) + 2 * usize::from(self.wanted.weight);
+        let launches = launches as f64 * LAUNCH;
+        passes * output / ROWS + self.rows.parts as f64 * (again + input + weight + launches)
     }
 
     /// What is launched.

@@ -449,7 +449,9 @@ impl Plan {
             Task::Forward => Plan::forward(context),
             _ if request.geometry.batch() == 0 => Ok(Plan::nothing()),
             Task::Training => Plan::training(context, true),
-            Task::Backward(wanted) | Task::Recompute(wanted) => Plan::backward(context, wanted, 0),
+            Task::Backward(wanted) | Task::Recompute(wanted) => {
+                Plan::backward(&backward::Backward::all(context, wanted)?[0])
+            }
         }
     }
 
@@ -490,8 +492,8 @@ impl Plan {
         match request.task {
             Task::Forward => {}
             Task::Backward(wanted) | Task::Recompute(wanted) if request.geometry.batch() > 0 => {
-                let ways = backward::Backward::ways(context, wanted)?;
-                return (0..ways.min(most)).map(|which| Plan::backward(context, wanted, which)).collect();
+                let all = backward::Backward::all(context, wanted)?;
+                return all.iter().take(most).map(Plan::backward).collect();
             }
             _ => return Ok(vec![Plan::new(request, device, variants)?]),
         }
@@ -538,8 +540,7 @@ impl Plan {
     }
 
     /// What computes gradients.
-    fn backward(context: Context<'_>, wanted: Wanted, which: usize) -> Result<Plan> {
-        let backward = backward::Backward::new(context, wanted, which)?;
+    fn backward(backward: &backward::Backward<'_>) -> Result<Plan> {
         let (mut workspace, mut steps) = (Workspace::default(), Vec::new());
         backward.steps(&mut workspace, &mut steps)?;
         let algorithm = backward.algorithm();

@@ -61,6 +61,7 @@ impl TapAxis {
 }
 
 /// How both operands of a part of the batch lie in rows.
+#[derive(Clone, Copy)]
 pub(super) struct Rows {
     /// Samples of a part, of which there are so many.
     pub(super) batch: usize,

@@ -25,6 +25,7 @@ const EPILOGUE: f64 = 1.1e-6;
 const START: f64 = 1e-5;
 
 /// A plan of this kernel.
+#[derive(Clone)]
 pub(super) struct ShuffleGradient<'a> {
     kernel: &'a Variant,
     /// Tiles of a sample, and of all.
@@ -68,7 +69,9 @@ impl<'a> ShuffleGradient<'a> {
         let first = [request.input_format, request.output_format] == [MemoryFormat::Contiguous; 2];
         let asked = request.algorithm.is_none_or(|wanted| wanted == Algorithm::ShuffleGemm);
         let applies = asked && first && one_tap(geometry) && conv.groups() == 1 && conv.stride()[2] == 2;
-        if !applies || geometry.output_voxels() > MOST {
+        // Elements of a sample of y: where a channel's lines begin.
+        let far = product(&[conv.out_channels(), geometry.output_voxels()]).is_none_or(|far| far > MOST);
+        if !applies || far {
             return None;
         }
         let (types, kind) = match (request.dtype, request.precision) {

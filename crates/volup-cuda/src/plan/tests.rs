@@ -17,6 +17,8 @@ mod operand;
 mod results;
 mod rows;
 mod shuffle;
+mod shuffle_gradient;
+mod shuffle_gradient_plans;
 mod shuffle_plans;
 mod tiles;
 mod training;

@@ -26,6 +26,7 @@ const MOST_SPLITS: usize = 512;
 const FEWEST_ROWS: usize = 256;
 
 /// A plan of this kernel.
+#[derive(Clone)]
 pub(super) struct WeightGradient<'a> {
     kernel: &'a Variant,
     /// Blocks of a share.

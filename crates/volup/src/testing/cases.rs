@@ -177,6 +177,8 @@ const ROWS: &[(&str, &str, &str)] = &[
     ("k-s", "n 2, 3x4x5, 4>6, k 2, s 2, bias", "one tap a phase: the U-Net upsampler"),
     ("k-s-3", "2x3x4, 4>6, k 3, s 3", "one tap a phase on 27 phases"),
     ("k-s-asymmetric", "3x4x5, 4>6, k 1x2x2, s 1x2x2, bias", "anisotropic scans: no upsampling along depth"),
+    ("k-s-full", "n 2, 2x5x8, 64>32, k 2, s 2, relu", "64 channels in and 256 taps of channels out: a tile without a remainder"),
+    ("k-s-flat", "n 3, 3x3x4, 5>7, k 3x1x2, s 3x1x2, bias, silu, gn 7 plain, leaky_relu(0.2)", "whole vectors along width, none along an odd volume"),
     ("s2-p1", "3x4x5, 4>6, k 3, s 2, p 1", "the first output belongs to the odd phase"),
     ("s2-p1-op1", "3x4x5, 4>6, k 3, s 2, p 1, op 1", "exactly twice the size"),
     ("s2-d2", "3x4x5, 4>6, k 3, s 2, d 2, bias", "7 of 8 phases have no tap"),

@@ -128,7 +128,7 @@ impl Epilogue {
             mean: there("mean"),
             rstd: there("rstd"),
             affine: there("gamma").map(|gamma| [gamma, there("beta").expect("both or none")]),
-            channels: call.int("channels"),
+            channels: channels(call),
             group_channels: call.int("group_channels"),
         }
     }
@@ -145,6 +145,26 @@ impl Epilogue {
         let h = (a - machine.read(mean, group)) * rstd;
         At { h, v: h * gamma + beta, factor: rstd * gamma, group }
     }
+
+    /// The gradient of an element of the convolution's output, from the element and the gradient of the block's output;
+    /// with a normalization from the terms of its group.
+    pub fn gradient(
+        &self,
+        machine: &Machine,
+        place: [i64; 2],
+        terms: Option<Pointer>,
+        [y, dz]: [f64; 2],
+    ) -> f64 {
+        let At { h, v, factor, group } = self.at(machine, place, y);
+        let dv = back(self.post, v, dz);
+        let [q, r] = terms.map_or([0.0; 2], |at| [0, 1].map(|k| machine.read(at, 2 * group + k)));
+        back(self.first, y, if terms.is_some() { factor * dv + (q + r * h) } else { dv })
+    }
+}
+
+/// Channels of the convolution's output.
+fn channels(call: &Call<'_>) -> i64 {
+    call.int(if call.has("channels") { "channels" } else { "out_channels" })
 }
 
 /// A gradient through an activation.
@@ -159,7 +179,7 @@ pub fn check_epilogue(call: &Call<'_>) {
     for [code, _] in [FIRST, POST] {
         assert!((0..=8).contains(&call.int(code)), "{what}");
     }
-    let [channels, group_channels] = call.ints(["channels", "group_channels"]);
+    let (channels, group_channels) = (channels(call), call.int("group_channels"));
     assert!(group_channels > 0 && channels % group_channels == 0, "{what}");
     assert!(["rstd", "gamma", "beta"].iter().all(|name| there(name) == there("mean")), "{what}");
     let follows = call.int("activation") > 0 || call.int("post") > 0 || there("mean");

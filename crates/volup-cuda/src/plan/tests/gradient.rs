@@ -2,8 +2,9 @@
 //! what follows the convolution are in `epilogue`.
 
 use super::contracts::{bits, raise};
-use super::epilogue::{self, At, Epilogue, back, check_epilogue, tasks};
+use super::epilogue::{self, Epilogue, check_epilogue, tasks};
 use super::machine::{Call, Machine, Pointer};
+use super::shuffle_gradient;
 use super::weight_gradient;
 use crate::plan::Buffer;
 
@@ -14,7 +15,7 @@ const THREADS: i64 = 256;
 /// Elements of a block of `gradient_rows`.
 const ELEMENTS: i64 = 4096;
 /// The bits of the least float32 that is an infinity when it is rounded to tf32.
-const INFINITE_AS_TF32: f64 = 0x7f7f_f000_u32 as f64;
+pub const INFINITE_AS_TF32: f64 = 0x7f7f_f000_u32 as f64;
 /// Past what positions and tasks are counted to, and rows.
 const OVERFLOW: i64 = 1 << 31;
 const MOST_ROWS: i64 = 1 << 30;
@@ -128,6 +129,7 @@ pub fn extents(call: &Call<'_>) -> Vec<(&'static str, i64)> {
             }
             found
         }
+        "shuffle_gradient" => shuffle_gradient::extents(call),
         "weight_gradient" => weight_gradient::extents(call),
         "weight_gradient_sum" => {
             vec![("partial", product(call, &["splits", "taps", "in_channels", "group_out"]))]
@@ -139,8 +141,10 @@ pub fn extents(call: &Call<'_>) -> Vec<(&'static str, i64)> {
 /// What the arguments and the grid have to be.
 pub fn check(call: &Call<'_>) {
     let what = call.variant.name;
-    if call.kernel() == "weight_gradient" {
-        return weight_gradient::check(call);
+    match call.kernel() {
+        "shuffle_gradient" => return shuffle_gradient::check(call),
+        "weight_gradient" => return weight_gradient::check(call),
+        _ => {}
     }
     let [blocks, rest @ ..] = call.grid;
     assert!(blocks > 0 && blocks < OVERFLOW && rest == [1, 1], "{:?} of {what}", call.grid);
@@ -210,6 +214,7 @@ pub fn run(call: &Call<'_>, machine: &mut Machine) {
         "gradient_weight" => weight(call, machine),
         "direct_input_gradient" => direct_input(call, machine),
         "direct_weight_gradient" => direct_weight(call, machine),
+        "shuffle_gradient" => shuffle_gradient::run(call, machine),
         "weight_gradient" => weight_gradient::run(call, machine),
         "weight_gradient_sum" => sum(call, machine),
         _ => epilogue::run(call, machine),
@@ -237,11 +242,7 @@ fn rows(call: &Call<'_>, machine: &mut Machine) {
                 let mut value = if inside { machine.read(x, from + c * x_c) } else { 0.0 };
                 if let Some(y) = y.filter(|_| inside) {
                     let y = machine.read(y, from + c * x_c);
-                    let At { h, v, factor, group } = epilogue.at(machine, [sample, c], y);
-                    let dv = back(epilogue.post, v, value);
-                    let [q, r] = terms.map_or([0.0; 2], |at| [0, 1].map(|k| machine.read(at, 2 * group + k)));
-                    let da = if terms.is_some() { factor * dv + (q + r * h) } else { dv };
-                    value = back(epilogue.first, y, da);
+                    value = epilogue.gradient(machine, [sample, c], terms, [y, value]);
                 }
                 most = bits(value).max(most);
                 machine.write(out, steps.at(line, [c / group_in, class, c % group_in]), value);
@@ -394,6 +395,7 @@ pub fn features(call: &Call<'_>, machine: &Machine) -> Vec<&'static str> {
                 ("rows of a bare convolution", gradient && call.given("y").is_none()),
             ]
         }
+        "shuffle_gradient" => shuffle_gradient::features(call, machine),
         "weight_gradient" => weight_gradient::features(call),
         "direct_input_gradient" | "direct_weight_gradient" => {
             let input = call.kernel() == "direct_input_gradient";

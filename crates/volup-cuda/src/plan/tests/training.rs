@@ -200,8 +200,8 @@ pub fn planned(example: &Example, request: &Request, device: &DeviceInfo, varian
 
 /// What the table has not, and why.
 const ROWS: [(&str, &str); 11] = [
-    ("n 1, 19x21x23, 1>2, k 1, bias, relu, gn 2", "chunks of a row, rows that start in a vector"),
-    ("n 1, 16x16x32, 1>2, k 1, silu, gn 2 plain", "a last chunk without elements"),
+    ("n 1, 31x33x35, 1>2, k 1, bias, relu, gn 2", "chunks of a row, rows that start in a vector"),
+    ("n 1, 32x32x32, 1>2, k 1, silu, gn 2 plain", "a last chunk without elements"),
     ("n 1, 12x13x30, 1>36, k 1, bias, gelu", "chunks of positions, threads without channels"),
     ("n 1, 5x5x41, 1>255, k 1, relu, gn 3", "more chunks than a warp has lanes"),
     ("n 2, 1x2x2, 1>1032, k 1, bias, gn 3, relu", "blocks of channels of four"),

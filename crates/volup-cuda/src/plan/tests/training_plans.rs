@@ -114,7 +114,9 @@ fn check(plan: &Plan, request: &Request, what: &str) {
         let kind = call.variant.param("KIND").expect("a kind of numbers");
         let right = match request.dtype {
             DType::F64 => kind == 4,
-            DType::F32 if call.kernel() == "weight_gradient" => kind == if tf32 { 1 } else { 3 },
+            DType::F32 if ["shuffle_gradient", "weight_gradient"].contains(&call.kernel()) => {
+                kind == if tf32 { 1 } else { 3 }
+            }
             DType::F32 => kind == 1,
             _ => kind == 0 || call.kernel() == "gradient_merge" && kind == 1,
         };
