@@ -94,16 +94,35 @@ impl<'a> Backward<'a> {
         } else {
             None
         };
+        // What computes a gradient is chosen as if all were wanted: alone it has the same bits.
+        let whole = Wanted { input: true, weight: true, ..wanted };
         let fast = context.request.dtype != DType::F64;
-        let input = if wanted.input && fast { Some(input_plan(context, &rows)?) } else { None };
-        let weights = if wanted.weight { WeightGradient::all(context, &rows) } else { Vec::new() };
+        let input = if fast { Some(input_plan(context, &rows)?) } else { None };
+        let weights = WeightGradient::all(context, &rows);
         let weights = if weights.is_empty() { vec![None] } else { weights.into_iter().map(Some).collect() };
-        let by_rows = Backward { context, wanted, rows, again, both: None, input, weight: None };
+        let by_rows = Backward { context, wanted: whole, rows, again, both: None, input, weight: None };
         let mut all: Vec<_> =
             weights.into_iter().map(|weight| Backward { weight, ..by_rows.clone() }).collect();
         all.extend(by_rows.without_rows());
         all.sort_by(|one, other| one.seconds().total_cmp(&other.seconds()));
+        all.iter_mut().for_each(|plan| plan.leave_out(wanted));
+        // Without the gradient of the weight those by rows are the same.
+        let mut rows_seen = false;
+        all.retain(|plan| {
+            if plan.both.is_some() {
+                return wanted.input || wanted.weight;
+            }
+            let seen = std::mem::replace(&mut rows_seen, true);
+            wanted.weight || !seen
+        });
         Ok(all)
+    }
+
+    /// Leaves out what is not wanted.
+    fn leave_out(&mut self, wanted: Wanted) {
+        self.wanted = wanted;
+        self.input = self.input.take().filter(|_| wanted.input);
+        self.weight = self.weight.take().filter(|_| wanted.weight);
     }
 
     /// The same by what makes both gradients of a part without rows.
@@ -112,8 +131,7 @@ impl<'a> Backward<'a> {
         if self.again.is_none() {
             rows.take_all();
         }
-        let wanted = self.wanted.input || self.wanted.weight;
-        let both = if wanted { ShuffleGradient::new(self.context, rows.batch) } else { None };
+        let both = ShuffleGradient::new(self.context, rows.batch);
         both.map(|both| Backward { rows, both: Some(both), input: None, ..self })
     }
 
