@@ -11,6 +11,14 @@ __device__ __forceinline__ unsigned round_tf32(float x) {
     return (bits ^ size) | (min(size + 0x1000u, 0x7f7fe000u) & 0xffffe000u);
 }
 
+/// A float32's two parts in registers: the high one, rounded to nearest, and the rest, of which the instructions cut off what
+/// they do not hold: half of its last bit is added before.
+__device__ __forceinline__ void part_tf32(unsigned &high, unsigned &low) {
+    const float x = __uint_as_float(high);
+    high = (high + 0x1000u) & 0xffffe000u;
+    low = __float_as_uint(x - __uint_as_float(high)) + 0x1000u;
+}
+
 /// The exponent that brings a magnitude, given as bits, to [2^14, 2^15), within what float32 can scale by.
 __device__ __forceinline__ int exponent(unsigned bits) { return min(141 - (int)(bits >> 23), 120); }
 

@@ -76,14 +76,6 @@ __device__ __forceinline__ void put(Element *to, const Four &v, bool there) {
 #endif
 }
 
-/// Two outputs in a register.
-__device__ __forceinline__ unsigned pack(float first, float second) {
-    alignas(4) Element v[4 / SIZE + 1];
-    narrow(first, &v[0]);
-    narrow(second, &v[1]);
-    return *(const unsigned *)v;
-}
-
 /// What numbers are divided by.
 struct Divisors {
     Divisor taps, plane, width, pos_blocks, h_stride, w_stride, row_blocks, units;
@@ -490,7 +482,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) shuffle_gemm(
 #if KIND == 0
                     // Rows lie in neighbouring lanes: each has them of one of the tile's halves.
                     const bool high = g % 2;
-                    const unsigned one = pack(s[0], s[1]), other = pack(s[2], s[3]);
+                    const unsigned one = narrow_both(s[0], s[1], Element{}), other = narrow_both(s[2], s[3], Element{});
                     const unsigned got = __shfl_xor_sync(0xffffffffu, high ? one : other, 4);
                     const unsigned even = high ? got : one, odd = high ? other : got;
                     const Four v = make_uint2(__byte_perm(even, odd, 0x5410), __byte_perm(even, odd, 0x7632));
@@ -534,7 +526,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) shuffle_gemm(
                     for (int half = 0; half < 2; half++) {
                         const float(&s)[4] = sum[i][2 * pair], (&of_next)[4] = sum[i][2 * pair + 1];
 #if KIND == 0
-                        const unsigned one = pack(s[2 * half], s[2 * half + 1]), other = pack(of_next[2 * half], of_next[2 * half + 1]);
+                        const unsigned one = narrow_both(s[2 * half], s[2 * half + 1], Element{}), other = narrow_both(of_next[2 * half], of_next[2 * half + 1], Element{});
                         const unsigned got = __shfl_xor_sync(0xffffffffu, high ? one : other, 1);
                         const Four v = high ? make_uint2(got, other) : make_uint2(one, got);
 #else

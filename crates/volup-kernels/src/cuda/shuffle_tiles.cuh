@@ -31,12 +31,7 @@ struct Gradient {
         for (int half = 0; half < 2; half++) {
             const int c = c0 + lane / 4 + 8 * half, last = c < channels ? volume : 0;
             Element *const to = dx + ((long long)n * channels + c) * volume;
-            const auto pack = [&](const float *v) {
-                __align__(4) Element e[2];
-                narrow(v[2 * half], &e[0]);
-                narrow(v[2 * half + 1], &e[1]);
-                return *(const unsigned *)e;
-            };
+            const auto pack = [&](const float *v) { return narrow_both(v[2 * half], v[2 * half + 1], Element{}); };
             const unsigned a = pack(one), b = pack(next), got = __shfl_xor_sync(0xffffffffu, high ? a : b, 1);
             const uint2 four = high ? make_uint2(got, b) : make_uint2(a, got);
             if (whole) {

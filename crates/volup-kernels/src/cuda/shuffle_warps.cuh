@@ -41,15 +41,9 @@ struct Products {
         for (int tw = 0; tw < 2; tw++) *(uint2 *)(g() + (row + tw) * PITCH + p) = v[tw];
     }
 
-    /// A float32's two parts: the high one, rounded to nearest, and the rest, of which the instructions cut off what they do
-    /// not hold: half of its last bit is added before.
     template <int COUNT> __device__ __forceinline__ static void part(unsigned (&v)[2][COUNT]) {
 #pragma unroll
-        for (int e = 0; e < COUNT; e++) {
-            const float x = __uint_as_float(v[0][e]);
-            v[0][e] = (v[0][e] + 0x1000u) & 0xffffe000u;
-            v[1][e] = __float_as_uint(x - __uint_as_float(v[0][e])) + 0x1000u;
-        }
+        for (int e = 0; e < COUNT; e++) part_tf32(v[0][e], v[1][e]);
     }
     __device__ __forceinline__ static void multiply_parts(float (&sum)[4], const unsigned (&a)[2][4], const unsigned (&b)[2][2]) {
         float product[4] = {};

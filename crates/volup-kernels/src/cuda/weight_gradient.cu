@@ -74,14 +74,9 @@ __device__ __forceinline__ void fetch(unsigned to, const Element *from, int pitc
     }
 }
 
-/// Of a float32's two parts the high one, rounded to nearest, and the rest, of which the instructions cut off what they do
-/// not hold: half of its last bit is added before.
+/// Takes a float32 apart where there are two parts.
 __device__ __forceinline__ void prepare(unsigned &high, unsigned &low) {
-#if KIND == 3
-    const float x = __uint_as_float(high);
-    high = (high + 0x1000u) & 0xffffe000u;
-    low = __float_as_uint(x - __uint_as_float(high)) + 0x1000u;
-#endif
+    if (KIND == 3) part_tf32(high, low);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, CTAS) weight_gradient(
