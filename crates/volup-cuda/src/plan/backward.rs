@@ -94,27 +94,23 @@ impl<'a> Backward<'a> {
         } else {
             None
         };
-        // What computes a gradient is chosen as if all were wanted: alone it has the same bits.
-        let whole = Wanted { input: true, weight: true, ..wanted };
+        let factors = wanted.input || wanted.weight;
+        let by_rows = Backward { context, wanted, rows, again, both: None, input: None, weight: None };
+        let both = if factors { by_rows.without_rows() } else { None };
+        // Where there is a choice it is made as if all were wanted: a gradient alone has the same bits.
+        let compared = if both.is_some() { Wanted { input: true, weight: true, ..wanted } } else { wanted };
         let fast = context.request.dtype != DType::F64;
-        let input = if fast { Some(input_plan(context, &rows)?) } else { None };
-        let weights = WeightGradient::all(context, &rows);
+        let input = if compared.input && fast { Some(input_plan(context, &rows)?) } else { None };
+        let mut weights = if compared.weight { WeightGradient::all(context, &rows) } else { Vec::new() };
+        if !wanted.weight {
+            weights.truncate(1);
+        }
         let weights = if weights.is_empty() { vec![None] } else { weights.into_iter().map(Some).collect() };
-        let by_rows = Backward { context, wanted: whole, rows, again, both: None, input, weight: None };
-        let mut all: Vec<_> =
-            weights.into_iter().map(|weight| Backward { weight, ..by_rows.clone() }).collect();
-        all.extend(by_rows.without_rows());
+        let with = |weight| Backward { weight, input: input.clone(), ..by_rows.clone() };
+        let mut all: Vec<_> = weights.into_iter().map(with).chain(both).collect();
+        all.iter_mut().for_each(|plan| plan.wanted = compared);
         all.sort_by(|one, other| one.seconds().total_cmp(&other.seconds()));
         all.iter_mut().for_each(|plan| plan.leave_out(wanted));
-        // Without the gradient of the weight those by rows are the same.
-        let mut rows_seen = false;
-        all.retain(|plan| {
-            if plan.both.is_some() {
-                return wanted.input || wanted.weight;
-            }
-            let seen = std::mem::replace(&mut rows_seen, true);
-            wanted.weight || !seen
-        });
         Ok(all)
     }
 
@@ -126,13 +122,13 @@ impl<'a> Backward<'a> {
     }
 
     /// The same by what makes both gradients of a part without rows.
-    fn without_rows(self) -> Option<Backward<'a>> {
+    fn without_rows(&self) -> Option<Backward<'a>> {
         let mut rows = self.rows;
         if self.again.is_none() {
             rows.take_all();
         }
         let both = ShuffleGradient::new(self.context, rows.batch);
-        both.map(|both| Backward { rows, both: Some(both), input: None, ..self })
+        both.map(|both| Backward { rows, both: Some(both), ..self.clone() })
     }
 
     /// The family that computes the gradient of the input.

@@ -3,10 +3,11 @@
 
 use super::epilogue::{self, NULL, norm_arguments, push_activations};
 use super::rows::sample_bytes;
+use super::weight_gradient::operands;
 use super::{Algorithm, Argument, Buffer, Context, RESERVED, SHARED, Step, one_tap, product, push, size};
 use crate::Variant;
 use std::fmt;
-use volup::{DType, MemoryFormat, Precision, Result, Wanted};
+use volup::{MemoryFormat, Result, Wanted};
 
 /// Channels of the input of a tile, and bytes of a tile of one tensor.
 const CHANNELS: usize = 64;
@@ -61,8 +62,8 @@ fn positions(kernel: &Variant, element: usize) -> usize {
 }
 
 impl<'a> ShuffleGradient<'a> {
-    /// The plan that is expected to be the fastest, of so many samples, where each output has one tap, two of them along width, in one group,
-    /// all channels and taps are a tile's, and channels come first.
+    /// The plan for so many samples that is expected to be the fastest, where each output has one tap, two of them along width,
+    /// in one group, all channels and taps are a tile's, and channels come first.
     pub(super) fn new(context: Context<'a>, batch: usize) -> Option<ShuffleGradient<'a>> {
         let request = context.request;
         let (geometry, conv) = (&request.geometry, request.geometry.conv());
@@ -74,22 +75,15 @@ impl<'a> ShuffleGradient<'a> {
         if !applies || far {
             return None;
         }
-        let (types, kind) = match (request.dtype, request.precision) {
-            (DType::F64, _) => return None,
-            (DType::F32, Precision::Tf32) => (vec![], 1),
-            (DType::F32, Precision::Ieee) => (vec![], 3),
-            (DType::F16 | DType::Bf16, _) => (vec![context.type_name()], 0),
-        };
+        let (types, kind) = operands(context)?;
         let rows = conv.out_channels() * conv.stride().into_iter().product::<usize>();
         let kernels = context.kernels("shuffle_gradient", &types).filter(|kernel| {
             kernel.param("KIND") == Some(kind)
                 && rows <= size(kernel, "ROWS")
                 && conv.in_channels() <= CHANNELS
         });
-        let mut all: Vec<_> =
-            kernels.filter_map(|kernel| ShuffleGradient::with(context, kernel, kind, batch)).collect();
-        all.sort_by(|one, other| one.seconds.total_cmp(&other.seconds));
-        all.into_iter().next()
+        let all = kernels.filter_map(|kernel| ShuffleGradient::with(context, kernel, kind, batch));
+        all.min_by(|one, other| one.seconds.total_cmp(&other.seconds))
     }
 
     fn with(

@@ -55,15 +55,20 @@ fn stage_rows(kernel: &Variant) -> usize {
     KC[usize::from(kernel.param("KIND") != Some(0))]
 }
 
+/// The types and the `KIND` of kernels that multiply gradients on tensor cores; none of float64.
+pub(super) fn operands(context: Context<'_>) -> Option<(Vec<&'static str>, i64)> {
+    match (context.request.dtype, context.request.precision) {
+        (DType::F64, _) => None,
+        (DType::F32, Precision::Tf32) => Some((vec![], 1)),
+        (DType::F32, Precision::Ieee) => Some((vec![], 3)),
+        (DType::F16 | DType::Bf16, _) => Some((vec![context.type_name()], 0)),
+    }
+}
+
 impl<'a> WeightGradient<'a> {
     /// The plans that may be the fastest, the one that is expected to be first, if the kernel is there and applies.
     pub(super) fn all(context: Context<'a>, rows: &Rows) -> Vec<WeightGradient<'a>> {
-        let (types, kind) = match (context.request.dtype, context.request.precision) {
-            (DType::F64, _) => return Vec::new(),
-            (DType::F32, Precision::Tf32) => (vec![], 1),
-            (DType::F32, Precision::Ieee) => (vec![], 3),
-            (DType::F16 | DType::Bf16, _) => (vec![context.type_name()], 0),
-        };
+        let Some((types, kind)) = operands(context) else { return Vec::new() };
         let kernels =
             context.kernels("weight_gradient", &types).filter(|kernel| kernel.param("KIND") == Some(kind));
         let mut all: Vec<_> =

@@ -57,6 +57,21 @@ struct Products {
         for (int e = 0; e < 4; e++) sum[e] += product[e];
     }
 
+    /// Adds what the definition says to a thread's sums: of its row and its column of each step.
+    template <int MT, int NT, typename A, typename B>
+    __device__ __forceinline__ static void add_by_definition(float (&sum)[MT][NT][4], int steps, A of_row, B of_column) {
+        const int t = threadIdx.x % 4;
+#pragma unroll 1
+        for (int k = 0; k < steps; k++)
+#pragma unroll
+            for (int i = 0; i < MT; i++)
+#pragma unroll
+                for (int j = 0; j < NT; j++)
+#pragma unroll
+                    for (int e = 0; e < 4; e++)
+                        sum[i][j][e] = fmaf(of_row(16 * i + e / 2 * 8, k), of_column(8 * j + 2 * t + e % 2, k), sum[i][j][e]);
+    }
+
     /// The products of a tile, of which every thread has seen whether they go by the definition.
     __device__ __forceinline__ void start(int turn, int n, int first, bool weight, bool by_definition) {
         if (weight) add_weight(x(turn), by_definition);
@@ -69,15 +84,7 @@ struct Products {
         const Element *const of_g = g() + (warp % WEIGHT_ROWS * WEIGHT_M + g_lane) * PITCH;
         const Element *const of_x = x + warp / WEIGHT_ROWS * WEIGHT_N * PITCH;
         if (by_definition) {
-#pragma unroll 1
-            for (int p = 0; p < POS; p++)
-#pragma unroll
-                for (int i = 0; i < MT; i++)
-#pragma unroll
-                    for (int j = 0; j < NT; j++)
-#pragma unroll
-                        for (int e = 0; e < 4; e++)
-                            sum[i][j][e] = fmaf(of_g[(16 * i + e / 2 * 8) * PITCH + p], of_x[(8 * j + 2 * t + e % 2) * PITCH + p], sum[i][j][e]);
+            add_by_definition(sum, POS, [&](int m, int p) { return of_g[m * PITCH + p]; }, [&](int n, int p) { return of_x[n * PITCH + p]; });
             return;
         }
         // The positions that an instruction adds up may come in any order: neighbours are read at once.
@@ -111,16 +118,8 @@ struct Products {
         const Element *const of_w = w() + (c0 + g_lane) * PITCH_W;
         float product[INPUT_MT][INPUT_TILES][4] = {};
         if (by_definition) {
-#pragma unroll 1
-            for (int row = 0; row < rows; row++)
-#pragma unroll
-                for (int i = 0; i < INPUT_MT; i++)
-#pragma unroll
-                    for (int j = 0; j < INPUT_TILES; j++)
-#pragma unroll
-                        for (int e = 0; e < 4; e++)
-                            product[i][j][e] = fmaf(of_w[(16 * i + e / 2 * 8) * PITCH_W + row], g()[row * PITCH + p0 + 8 * j + 2 * t + e % 2],
-                                                    product[i][j][e]);
+            add_by_definition(product, rows, [&](int m, int row) { return of_w[m * PITCH_W + row]; },
+                              [&](int n, int row) { return g()[row * PITCH + p0 + n]; });
         } else {
 #pragma unroll 1
             for (int k = t; k < ROWS; k += STEP) {
