@@ -22,17 +22,20 @@ pub enum Algorithm {
     BoxGemm,
     /// One matrix product whose results are dealt out among the residues, from operands as they lie.
     ShuffleGemm,
+    /// Few channels: a matrix product of exactly the taps that a residue has.
+    ImplicitGemm,
 }
 
 impl Algorithm {
     /// All families.
-    pub const ALL: [Algorithm; 6] = [
+    pub const ALL: [Algorithm; 7] = [
         Algorithm::Direct,
         Algorithm::LinearGemm,
         Algorithm::Interleave,
         Algorithm::HaloGemm,
         Algorithm::BoxGemm,
         Algorithm::ShuffleGemm,
+        Algorithm::ImplicitGemm,
     ];
 }
 
@@ -45,6 +48,7 @@ impl fmt::Display for Algorithm {
             Algorithm::HaloGemm => "halo_gemm",
             Algorithm::BoxGemm => "box_gemm",
             Algorithm::ShuffleGemm => "shuffle_gemm",
+            Algorithm::ImplicitGemm => "implicit_gemm",
         })
     }
 }
@@ -57,7 +61,7 @@ impl FromStr for Algorithm {
         named.ok_or_else(|| Error::UnknownName {
             param: "algorithm",
             got: name.into(),
-            expected: "direct, linear_gemm, interleave, halo_gemm, box_gemm, shuffle_gemm",
+            expected: "direct, linear_gemm, interleave, halo_gemm, box_gemm, shuffle_gemm, implicit_gemm",
         })
     }
 }

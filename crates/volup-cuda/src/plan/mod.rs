@@ -9,6 +9,7 @@ mod classes;
 mod direct;
 mod epilogue;
 mod halo_gemm;
+mod implicit_gemm;
 mod interleave;
 mod linear_gemm;
 mod norm;
@@ -363,6 +364,7 @@ enum Family<'a> {
     Halo(Box<halo_gemm::Halo<'a>>),
     Box(box_gemm::BoxGemm<'a>),
     Shuffle(shuffle_gemm::ShuffleGemm<'a>),
+    Implicit(implicit_gemm::ImplicitGemm<'a>),
 }
 
 impl<'a> Family<'a> {
@@ -373,12 +375,17 @@ impl<'a> Family<'a> {
             Family::Halo(_) => Algorithm::HaloGemm,
             Family::Box(_) => Algorithm::BoxGemm,
             Family::Shuffle(_) => Algorithm::ShuffleGemm,
+            Family::Implicit(_) => Algorithm::ImplicitGemm,
         }
     }
 
     /// Whether its steps are all of the block's.
     fn normalizes(&self) -> bool {
-        matches!(self, Family::Shuffle(shuffle) if shuffle.twice())
+        match self {
+            Family::Shuffle(shuffle) => shuffle.twice(),
+            Family::Implicit(implicit) => implicit.twice,
+            _ => false,
+        }
     }
 
     /// The time that the block is expected to take.
@@ -389,6 +396,7 @@ impl<'a> Family<'a> {
             Family::Halo(halo) => halo.seconds,
             Family::Box(boxes) => boxes.seconds,
             Family::Shuffle(shuffle) => shuffle.seconds,
+            Family::Implicit(implicit) => implicit.seconds,
         };
         if self.normalizes() { own } else { own + after(context) }
     }
@@ -404,6 +412,7 @@ impl<'a> Family<'a> {
         all.extend(interleave::Interleave::new(context).map(Family::Interleave));
         all.extend(box_gemm::BoxGemm::all(context).into_iter().map(Family::Box));
         all.extend(shuffle_gemm::ShuffleGemm::all(context).into_iter().map(Family::Shuffle));
+        all.extend(implicit_gemm::ImplicitGemm::all(context).into_iter().map(Family::Implicit));
         if all.is_empty() && context.classes.is_some() {
             return Family::all(Context { classes: None, ..context });
         }
@@ -421,6 +430,7 @@ impl<'a> Family<'a> {
             Family::Halo(halo) => halo.steps(context, workspace, steps),
             Family::Box(boxes) => boxes.steps(context, workspace, steps),
             Family::Shuffle(shuffle) => shuffle.steps(context, workspace, steps),
+            Family::Implicit(implicit) => implicit.steps(context, workspace, steps),
         }
     }
 }
@@ -433,6 +443,7 @@ impl fmt::Display for Family<'_> {
             Family::Halo(halo) => halo.fmt(f),
             Family::Box(boxes) => boxes.fmt(f),
             Family::Shuffle(shuffle) => shuffle.fmt(f),
+            Family::Implicit(implicit) => implicit.fmt(f),
         }
     }
 }
