@@ -3,8 +3,8 @@
 use crate::arguments::{integer, triple};
 use crate::block::{Block, format};
 use crate::error::raised;
-use crate::tensors::{address, describe};
-use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use crate::tensors::{Scratch, address, describe};
+use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyTuple};
 use std::sync::Arc;
@@ -88,7 +88,9 @@ impl CudaPass {
     /// Launches the kernels on a stream and returns at once, without holding the GIL.
     ///
     /// The tensors are dense, on the device, of the planned shapes, types and formats. For each there is a byte: its
-    /// place among the fields of [`Pointers`], or 255 for one that the pass has no use for. Whoever calls this
+    /// place among the fields of [`Pointers`], or 255 for one that the pass has no use for. Scratch memory that is not
+    /// among them comes from PyTorch's allocator, in a faster way than Python's; where there is none, that is a
+    /// `MemoryError`. Whoever calls this
     /// sees to it that the memory outlives the kernels, as PyTorch's allocator does for what is used on its
     /// current stream.
     #[pyo3(signature = (tensors, slots, stream, /))]
@@ -98,6 +100,16 @@ impl CudaPass {
             if let Some(to) = addresses.get_mut(usize::from(slot)) {
                 *to = address(&tensor)?;
             }
+        }
+        let scratch = self.executable.workspace_bytes();
+        let scratch = if scratch > 0 && addresses[15] == 0 {
+            let scratch = Scratch::new(py, scratch, self.device.ordinal());
+            Some(scratch.ok_or_else(|| PyMemoryError::new_err("no scratch memory"))?)
+        } else {
+            None
+        };
+        if let Some(scratch) = &scratch {
+            addresses[15] = scratch.address();
         }
         if std::iter::zip(&self.needed, addresses).any(|(&needed, address)| needed && address == 0) {
             return Err(PyRuntimeError::new_err("a tensor has no memory"));

@@ -6,7 +6,8 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyCapsule, PyTuple, PyType};
-use std::ffi::{c_int, c_void};
+use std::ffi::{c_char, c_int, c_void};
+use std::ptr::{NonNull, null_mut};
 
 /// Sizes and strides of a tensor, at most: volumes, weights and vectors.
 const MOST_AXES: usize = 5;
@@ -21,8 +22,9 @@ const MISALIGNED: u8 = 2;
 const ASKEW: u8 = 3;
 const FREED: u8 = 4;
 
-/// DLPack's numbers of the types of devices that calls are planned for: CPU, CUDA, ROCm.
-const DEVICES: [i32; 3] = [1, 2, 10];
+/// DLPack's numbers of the types of devices that calls are planned for.
+const CPU: i32 = 1;
+const CUDA: i32 = 2;
 
 /// DLPack's `DLTensor`.
 #[repr(C)]
@@ -39,13 +41,28 @@ struct DlTensor {
     byte_offset: u64,
 }
 
+/// DLPack's `DLManagedTensorVersioned`.
+#[repr(C)]
+struct DlManaged {
+    major: u32,
+    minor: u32,
+    context: *mut c_void,
+    delete: Option<unsafe extern "C" fn(*mut DlManaged)>,
+    flags: u64,
+    tensor: DlTensor,
+}
+
+/// Where an allocation says why it failed: whatever was passed with it, the kind of the error, its text.
+type Complaint = unsafe extern "C" fn(*mut c_void, *const c_char, *const c_char);
+
 /// DLPack's `DLPackExchangeAPI` of version 1, with the functions that are used here.
 #[repr(C)]
 struct Exchange {
     major: u32,
     minor: u32,
     previous: *const Exchange,
-    allocate: *const c_void,
+    allocate:
+        Option<unsafe extern "C" fn(*mut DlTensor, *mut *mut DlManaged, *mut c_void, Complaint) -> c_int>,
     managed_from_object: *const c_void,
     managed_to_object: *const c_void,
     tensor_from_object: Option<unsafe extern "C" fn(*mut c_void, *mut DlTensor) -> c_int>,
@@ -87,7 +104,8 @@ fn exchange(tensor: &Bound<'_, PyType>) -> Option<&'static Exchange> {
     // SAFETY: by its name the capsule holds DLPack's table, which lives as long as the process; its head is the
     // same in all versions.
     let exchange = unsafe { address.cast::<Exchange>().as_ref() };
-    (exchange.major == 1 && exchange.tensor_from_object.is_some()).then_some(exchange)
+    (exchange.major == 1 && exchange.tensor_from_object.is_some() && exchange.allocate.is_some())
+        .then_some(exchange)
 }
 
 /// What is asked of a tensor.
@@ -114,7 +132,7 @@ impl Facts {
     fn exchanged(exchange: &Exchange, tensor: &Bound<'_, PyAny>) -> Option<Facts> {
         let raw = view(exchange, tensor)?;
         let axes = usize::try_from(raw.ndim).ok().filter(|&axes| axes <= MOST_AXES)?;
-        if !DEVICES.contains(&raw.device_type) {
+        if raw.device_type != CPU && raw.device_type != CUDA {
             return None;
         }
         let (mut shape, mut strides) = ([0; MOST_AXES], [0; MOST_AXES]);
@@ -203,11 +221,8 @@ fn method<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     // SAFETY: the arguments end in a null, and the result is a new reference or an exception.
     unsafe {
-        let result = ffi::PyObject_CallMethodObjArgs(
-            object.as_ptr(),
-            name.as_ptr(),
-            std::ptr::null_mut::<ffi::PyObject>(),
-        );
+        let result =
+            ffi::PyObject_CallMethodObjArgs(object.as_ptr(), name.as_ptr(), null_mut::<ffi::PyObject>());
         Bound::from_owned_ptr_or_err(object.py(), result)
     }
 }
@@ -220,6 +235,58 @@ pub(crate) fn address(tensor: &Bound<'_, PyAny>) -> PyResult<u64> {
         return view(exchange, tensor).map(|raw| raw.data as u64 + raw.byte_offset).ok_or_else(refused);
     }
     tensor.call_method0("data_ptr")?.extract()
+}
+
+/// Memory of a GPU that PyTorch's allocator gave for the current stream, and gets back when this is dropped.
+pub(crate) struct Scratch(NonNull<DlManaged>);
+
+impl Scratch {
+    /// Bytes on a device; None where PyTorch has no table, or has no memory.
+    pub(crate) fn new(py: Python<'_>, bytes: usize, ordinal: usize) -> Option<Scratch> {
+        unsafe extern "C" fn ignore(_: *mut c_void, _: *const c_char, _: *const c_char) {}
+        let allocate = Torch::get(py).ok()?.exchange?.allocate?;
+        let mut size = i64::try_from(bytes).ok()?;
+        let mut like = DlTensor {
+            data: null_mut(),
+            device_type: CUDA,
+            device_id: i32::try_from(ordinal).ok()?,
+            ndim: 1,
+            // An unsigned integer.
+            code: 1,
+            bits: 8,
+            lanes: 1,
+            shape: &raw mut size,
+            strides: null_mut(),
+            byte_offset: 0,
+        };
+        let mut managed = null_mut();
+        // SAFETY: `like` describes a vector of bytes and lives until the function returns, which writes a tensor to
+        // `managed` or fails.
+        let failed = unsafe { allocate(&raw mut like, &raw mut managed, null_mut(), ignore) } != 0;
+        if failed {
+            drop(PyErr::take(py));
+            return None;
+        }
+        NonNull::new(managed).map(Scratch)
+    }
+
+    /// Where it is.
+    pub(crate) fn address(&self) -> u64 {
+        // SAFETY: it lives until this is dropped.
+        let tensor = unsafe { &self.0.as_ref().tensor };
+        tensor.data as u64 + tensor.byte_offset
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // SAFETY: nobody else has it, and its function frees it.
+        unsafe {
+            if let Some(delete) = self.0.as_ref().delete {
+                delete(self.0.as_ptr());
+            }
+        }
+    }
 }
 
 /// Writes all that a plan depends on of tensors to bytes; false for tensors of which addresses do not say what they hold.

@@ -78,6 +78,8 @@ class CpuPass:
         CpuPass.planned.append((task, precision))
 
     def run(self, tensors: Sequence[torch.Tensor | None], slots: bytes, stream: int) -> None:
+        if len(tensors) < len(slots):
+            raise MemoryError("no scratch memory")
         addresses = addresses_of(tensors, slots)
         assert addresses[-1]
         assert all(address % 16 == 0 for address in addresses)

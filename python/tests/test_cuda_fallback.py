@@ -153,6 +153,8 @@ class Launches:
 
     def run(self, tensors: list[torch.Tensor], slots: bytes, stream: int) -> None:
         assert len(slots) == 7
+        if len(tensors) < len(slots):
+            raise MemoryError("no scratch memory")
         Launches.launched += 1
 
 

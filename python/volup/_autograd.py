@@ -24,9 +24,11 @@ class _Recorded(torch.autograd.Function):
 
     Attributes:
         count: How many tensors it takes.
+        keeps: Whether all of its results but the first are what the gradient needs.
     """
 
     count: ClassVar[int]
+    keeps: ClassVar[bool] = False
 
     @classmethod
     def forward(cls, ctx: Any, call: Call, plan: Runs | None, *tensors: Any) -> Any:
@@ -37,8 +39,9 @@ class _Recorded(torch.autograd.Function):
             cls.save(ctx, tensors, results[1:])
             return results[0]
         results = whole(_compute(call, tensors), tensors)
-        kept = results[1:] if isinstance(results, tuple) else ()
+        kept = results[1:] if cls.keeps else ()
         cls.save(ctx, tensors, kept)
+        ctx.mark_non_differentiable(*kept)
         return results
 
     @staticmethod
@@ -150,7 +153,6 @@ class _Block(_Recorded):
 
     @staticmethod
     def save(ctx: Any, tensors: Sequence[Any], kept: Sequence[Any]) -> None:
-        ctx.mark_non_differentiable(*kept)
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors, *kept)
 
@@ -173,6 +175,7 @@ class _Block(_Recorded):
 
 
 class _BlockTraining(_Block):
+    keeps = True
     name_of_gradient = "conv_transpose3d_block_grad"
 
     @staticmethod

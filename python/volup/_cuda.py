@@ -33,6 +33,8 @@ SLOTS = (
 )
 # Those of a forward pass.
 NAMES = SLOTS[:5]
+# A result that is like the one before.
+_ALIKE = ()
 # After them comes the scratch memory.
 _WORKSPACE = len(SLOTS)
 # What the kernels' reads are aligned to; PyTorch aligns to 512, but a view may begin anywhere.
@@ -47,7 +49,8 @@ class Plan:
             memory. A byte each, 255 for one that has no part in the pass.
         copied: Which of the given tensors are copied first, and the memory format that they have to lie in; None for
             their own, at an address that kernels can read.
-        writes: Of each result its shape, strides and type; None for one that is not wanted.
+        writes: Of each result its shape, strides and type; none of them where those are of the result
+            before, None for one that is not wanted.
         device: Of everything.
         index: Of the device.
         workspace: Bytes of scratch memory.
@@ -88,10 +91,12 @@ class Plan:
                 self.copied.append((i, memory_format))
             elif _memory.raw(name, tensor)[0] % _ALIGNMENT:
                 self.copied.append((i, None))
-        self.writes = [
-            None if name is None else (like.shape, like.stride(), like.dtype)
-            for name, like in writes
-        ]
+        self.writes: list[tuple[Any, ...] | None] = []
+        before = None
+        for name, like in writes:
+            write = None if name is None else (like.shape, like.stride(), like.dtype)
+            self.writes.append(_ALIKE if write is not None and write == before else write)
+            before = write
         self.device = device
         self.index = device.index
         self.workspace = 0 if launch is None else launch.workspace_bytes
@@ -104,13 +109,18 @@ class Plan:
         """
         device = self.device
         results: list[Tensor | None] = []
+        result: Any = None
         passed = [*tensors]
         for write in self.writes:
             if write is None:
                 results.append(None)
                 continue
-            shape, strides, dtype = write
-            result = torch.empty_strided(shape, strides, dtype=dtype, device=device)
+            if write is _ALIKE:
+                # That takes less time.
+                result = torch.empty_like(result)
+            else:
+                shape, strides, dtype = write
+                result = torch.empty_strided(shape, strides, dtype=dtype, device=device)
             if type(result) is not Tensor:
                 # Under a mode that fakes what is allocated, the result is no memory either.
                 kind = type(result).__name__
@@ -126,10 +136,13 @@ class Plan:
                 passed[i] = tensor.clone()
             else:
                 passed[i] = tensor.contiguous(memory_format=memory_format)
-        if self.workspace:
-            passed.append(torch.empty(self.workspace, dtype=torch.uint8, device=device))
         stream = torch._C._cuda_getCurrentRawStream(self.index)
-        self.launch.run(passed, self.slots, stream)
+        try:
+            self.launch.run(passed, self.slots, stream)
+        except MemoryError:
+            # With PyTorch's own error, if it has none to give.
+            passed.append(torch.empty(self.workspace, dtype=torch.uint8, device=device))
+            self.launch.run(passed, self.slots, stream)
         return results
 
 
