@@ -177,34 +177,27 @@ pub(crate) fn cuda_status(py: Python<'_>, ordinal: usize) -> Option<String> {
 /// All that is known of a call beside names and eps, as bytes: equal for tensors that are alike and arguments that mean
 /// the same, however they are given. None for what is wrong, and for tensors whose memory says nothing.
 ///
-/// `grad` is whether tensors that require gradients matter. Python's own equality would do for the integers except that
-/// True equals 1 and 1.0 does, which are refused.
+/// `grad` is whether tensors that require gradients matter; the arguments begin with stride, padding, output_padding,
+/// groups, dilation and norm_groups. Python's own equality would do for these except that True equals 1 and 1.0 does,
+/// which are refused.
 #[pyfunction]
-#[pyo3(signature = (tensors, grad, stride, padding, output_padding, groups, dilation, norm_groups, /))]
-#[allow(clippy::too_many_arguments, reason = "what a plan depends on")]
+#[pyo3(signature = (tensors, grad, arguments, /))]
 pub(crate) fn kind<'py>(
     tensors: &Bound<'py, PyTuple>,
     grad: bool,
-    stride: &Bound<'py, PyAny>,
-    padding: &Bound<'py, PyAny>,
-    output_padding: &Bound<'py, PyAny>,
-    groups: &Bound<'py, PyAny>,
-    dilation: &Bound<'py, PyAny>,
-    norm_groups: &Bound<'py, PyAny>,
+    arguments: &Bound<'py, PyTuple>,
 ) -> Option<Bound<'py, PyBytes>> {
     let mut bytes = Vec::with_capacity(512);
-    let triples = [
-        ("stride", stride),
-        ("padding", padding),
-        ("output_padding", output_padding),
-        ("dilation", dilation),
-    ];
-    for (param, value) in triples {
-        bytes.extend_from_slice(bytemuck::cast_slice(&triple(param, value).ok()?));
+    let triples = [("stride", 0), ("padding", 1), ("output_padding", 2), ("dilation", 4)];
+    for (param, at) in triples {
+        let value = arguments.get_borrowed_item(at).ok()?;
+        bytes.extend_from_slice(bytemuck::cast_slice(&triple(param, &value).ok()?));
     }
-    bytes.extend(integer("groups", "int", groups).ok()?.to_ne_bytes());
+    let groups = arguments.get_borrowed_item(3).ok()?;
+    bytes.extend(integer("groups", "int", &groups).ok()?.to_ne_bytes());
+    let norm_groups = arguments.get_borrowed_item(5).ok()?;
     // Every number of groups that is not positive is refused alike.
-    let of_norm = || Some(integer("norm_groups", "int", norm_groups).ok()?.max(0).saturating_add(1));
+    let of_norm = || Some(integer("norm_groups", "int", &norm_groups).ok()?.max(0).saturating_add(1));
     let of_norm = if norm_groups.is_none() { 0 } else { of_norm()? };
     bytes.extend(of_norm.to_ne_bytes());
     let plain = describe(tensors, grad, &mut bytes).unwrap_or(false);

@@ -170,9 +170,12 @@ impl Facts {
         // Types are single objects, which live as long as the process.
         let dtype = tensor.getattr("dtype")?.as_ptr() as u64;
         let name: String = tensor.getattr("device")?.str()?.extract()?;
-        let device =
-            name.bytes().try_fold(0u64, |number, byte| Some(number.checked_mul(256)? | u64::from(byte)));
-        let Some(device) = device else { return Ok(None) };
+        let index = name.strip_prefix("cuda:").and_then(|index| index.parse::<u32>().ok());
+        let device = match index {
+            Some(index) => 1 + u64::from(index),
+            None if name == "cpu" => 0,
+            None => return Ok(None),
+        };
         let itemsize = tensor.call_method0("element_size")?.extract()?;
         let address = tensor.call_method0("data_ptr")?.extract()?;
         Ok(Some(Facts { address, dtype, device, itemsize, axes, shape, strides }))

@@ -19,6 +19,12 @@ from volup._compose import Activation
 
 Tensors = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]
 
+# What a block takes after its tensors: stride, padding, output_padding, groups, dilation, norm_groups, activation, eps,
+# post_activation, precision, memory.
+Arguments = tuple[
+    Any, Any, Any, Any, Any, Any, Activation, float, Activation, str | None, str | None
+]
+
 # More kinds of calls than a program makes, unless the sizes of its inputs vary endlessly.
 _MOST_KEPT = 2048
 
@@ -140,55 +146,19 @@ class Call:
         return plan
 
 
-def kind(
-    tensors: Tensors,
-    stride: object,
-    padding: object,
-    output_padding: object,
-    groups: object,
-    dilation: object,
-    activation: Activation,
-    norm_groups: object,
-    eps: float,
-    post_activation: Activation,
-    precision: str | None,
-    memory: str | None,
-) -> Hashable:
-    """All that the way to compute a call depends on; None for what nothing may be kept of.
-
-    Args:
-        tensors: As for ``conv_transpose3d_block``, and so on.
-        stride: As there.
-        padding: As there.
-        output_padding: As there.
-        groups: As there.
-        dilation: As there.
-        activation: As there.
-        norm_groups: As there.
-        eps: As there.
-        post_activation: As there.
-        precision: As there.
-        memory: As there.
-    """
-    grad = torch.is_grad_enabled()
-    described = _native.kind(
-        tensors, grad, stride, padding, output_padding, groups, dilation, norm_groups
-    )
+def kind(tensors: Tensors, arguments: Arguments) -> Hashable:
+    """All that the way to compute a call depends on; None for what nothing may be kept of."""
+    described = _native.kind(tensors, torch.is_grad_enabled(), arguments)
     if described is None or is_watched():
         return None
-    on_cuda = tensors[0].is_cuda
-    flags = _compose.flagged_precision() if precision is None else None
-    return described, activation, eps, post_activation, precision, memory, on_cuda, flags
+    flags = _compose.flagged_precision() if arguments[9] is None else None
+    return described, arguments[6:], tensors[0].is_cuda, flags
 
 
-def run_kept(tensors: Tensors, *arguments: Any) -> Tensor | None:
+def run_kept(tensors: Tensors, arguments: Arguments) -> Tensor | None:
     """The result of a call like one that was checked before, else None.
 
     Nothing is raised for arguments that are wrong: nothing is kept of them.
-
-    Args:
-        tensors: As for :func:`kind`.
-        *arguments: What that takes after them.
     """
     if forward_ad._current_level >= 0:
         return None
@@ -198,8 +168,10 @@ def run_kept(tensors: Tensors, *arguments: Any) -> Tensor | None:
             if not on_cuda:
                 return None
             to = torch.get_autocast_dtype("cuda")
-            tensors = tuple(t if t is None else _memory.autocast(t, to) for t in tensors)  # type: ignore[assignment]
-        runs = _kept.get(kind(tensors, *arguments))
+            tensors = tuple(  # type: ignore[assignment]
+                None if tensor is None else _memory.autocast(tensor, to) for tensor in tensors
+            )
+        runs = _kept.get(kind(tensors, arguments))
     except Exception:
         return None
     return None if runs is None else runs.run(tensors)[0]

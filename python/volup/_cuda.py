@@ -33,12 +33,11 @@ SLOTS = (
 )
 # Those of a forward pass.
 NAMES = SLOTS[:5]
-# A result that is like the one before.
-_ALIKE = ()
 # After them comes the scratch memory.
 _WORKSPACE = len(SLOTS)
 # What the kernels' reads are aligned to; PyTorch aligns to 512, but a view may begin anywhere.
 _ALIGNMENT = 16
+
 
 class Plan:
     """One pass of a block, for calls of one kind.
@@ -49,8 +48,7 @@ class Plan:
             memory. A byte each, 255 for one that has no part in the pass.
         copied: Which of the given tensors are copied first, and the memory format that they have to lie in; None for
             their own, at an address that kernels can read.
-        writes: Of each result its shape, strides and type; none of them where those are of the result
-            before, None for one that is not wanted.
+        writes: Of each result a tensor like it that has no memory; None for one that is not wanted.
         device: Of everything.
         index: Of the device.
         workspace: Bytes of scratch memory.
@@ -91,12 +89,7 @@ class Plan:
                 self.copied.append((i, memory_format))
             elif _memory.raw(name, tensor)[0] % _ALIGNMENT:
                 self.copied.append((i, None))
-        self.writes: list[tuple[Any, ...] | None] = []
-        before = None
-        for name, like in writes:
-            write = None if name is None else (like.shape, like.stride(), like.dtype)
-            self.writes.append(_ALIKE if write is not None and write == before else write)
-            before = write
+        self.writes = [None if name is None else _pattern(like, device) for name, like in writes]
         self.device = device
         self.index = device.index
         self.workspace = 0 if launch is None else launch.workspace_bytes
@@ -109,18 +102,12 @@ class Plan:
         """
         device = self.device
         results: list[Tensor | None] = []
-        result: Any = None
         passed = [*tensors]
         for write in self.writes:
             if write is None:
                 results.append(None)
                 continue
-            if write is _ALIKE:
-                # That takes less time.
-                result = torch.empty_like(result)
-            else:
-                shape, strides, dtype = write
-                result = torch.empty_strided(shape, strides, dtype=dtype, device=device)
+            result = torch.empty_like(write)
             if type(result) is not Tensor:
                 # Under a mode that fakes what is allocated, the result is no memory either.
                 kind = type(result).__name__
@@ -144,6 +131,13 @@ class Plan:
             passed.append(torch.empty(self.workspace, dtype=torch.uint8, device=device))
             self.launch.run(passed, self.slots, stream)
         return results
+
+
+def _pattern(like: Tensor, device: torch.device) -> Tensor:
+    """A tensor to make others like: that takes less time than from sizes, strides, a type and a device."""
+    pattern = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=device)
+    pattern.untyped_storage().resize_(0)
+    return pattern
 
 
 def obstacle(device: torch.device) -> str | None:

@@ -83,19 +83,9 @@ def conv_transpose3d(
             dilation,
             precision=precision,
         )
+    sizes = (stride, padding, output_padding, groups, dilation)
     return _forward(
-        (input, weight, bias, None, None),
-        stride,
-        padding,
-        output_padding,
-        groups,
-        dilation,
-        None,
-        None,
-        1e-5,
-        None,
-        precision,
-        None,
+        (input, weight, bias, None, None), (*sizes, None, None, 1e-5, None, precision, None)
     )
 
 
@@ -177,60 +167,23 @@ def conv_transpose3d_block(
             precision=precision,
             memory=memory,
         )
-    return _forward(
-        tensors,
-        stride,
-        padding,
-        output_padding,
-        groups,
-        dilation,
-        activation,
-        norm_groups,
-        eps,
-        post_activation,
-        precision,
-        memory,
-    )
-
-
-def _forward(
-    given: tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None],
-    stride: Sizes,
-    padding: Sizes,
-    output_padding: Sizes,
-    groups: int,
-    dilation: Sizes,
-    activation: Activation,
-    norm_groups: int | None,
-    eps: float,
-    post_activation: Activation,
-    precision: str | None,
-    memory: str | None,
-) -> Tensor:
-    compiling = torch.compiler.is_compiling()
     sizes = (stride, padding, output_padding, groups, dilation)
+    steps = (norm_groups, activation, eps, post_activation)
+    return _forward(tensors, (*sizes, *steps, precision, memory))
+
+
+def _forward(given: _calls.Tensors, arguments: _calls.Arguments) -> Tensor:
+    compiling = torch.compiler.is_compiling()
     if not compiling:
-        result = _calls.run_kept(
-            given,
-            stride,
-            padding,
-            output_padding,
-            groups,
-            dilation,
-            activation,
-            norm_groups,
-            eps,
-            post_activation,
-            precision,
-            memory,
-        )
+        result = _calls.run_kept(given, arguments)
         if result is not None:
             return result
+    sizes = stride, padding, output_padding, groups, dilation = arguments[:5]
+    norm_groups, activation, eps, post_activation, precision, memory = arguments[5:]
     check_precision(precision)
     check_memory(memory)
-    arguments = dict(zip(_cuda.NAMES, given, strict=True))
-    tensors = {name: tensor for name, tensor in arguments.items() if tensor is not None}
-    for name, tensor in arguments.items():
+    tensors = {n: t for n, t in zip(_cuda.NAMES, given, strict=True) if t is not None}
+    for name, tensor in zip(_cuda.NAMES, given, strict=True):
         if tensor is not None or name in ("input", "weight"):
             _memory.check(name, tensor, None if name == "input" else given[0].device)
     device, on_cuda = given[0].device, given[0].is_cuda
@@ -282,8 +235,8 @@ def _forward(
     batch = each if batched else (each[0].unsqueeze(0), *each[1:])
     records = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in each)
     # A kind is compared by value, so it holds no object whose value may change.
-    fixed = (_fixed(activation), norm_groups, float(eps), _fixed(post_activation))
-    kind = _calls.kind(each, *sizes, *fixed, precision, memory)
+    fixed = (norm_groups, _fixed(activation), float(eps), _fixed(post_activation))
+    kind = _calls.kind(each, (*sizes, *fixed, precision, memory))
     kept = None if kind is None else _calls.kept(kind)
     if kept is not None:
         return kept.run(each)[0]  # type: ignore[no-any-return]
@@ -308,10 +261,7 @@ def _forward(
         name, count, rest = _operator(each, conv, steps, precision, channels_last, memory)
         call = _calls.Call.of(name, rest)
         plan = None if kind is None else call.plan(batch[:count])
-        if plan is None:
-            runs = _autograd.Dispatched(call)
-        else:
-            runs = _autograd.Recording(call, plan)
+        runs = _autograd.Dispatched(call) if plan is None else _autograd.Recording(call, plan)
     if not batched:
         runs = _calls.Unbatched(runs)
     if kind is not None and not casts:
@@ -327,7 +277,7 @@ def _operator(
     channels_last: bool,
     memory: str | None,
 ) -> tuple[str, int, tuple[Any, ...]]:
-    """The operator that computes a block on such tensors, how many of them it takes, and what after them."""
+    """The operator that computes a block on such tensors, how many it takes, and what else."""
     steps = _cpu.Steps.of(*arguments)
     if steps.are_none():
         return "conv_transpose3d", 3, (*conv, precision, channels_last)
