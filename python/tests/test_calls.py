@@ -1,10 +1,10 @@
-"""Calls like one that was made before take a shorter way: to the same bits, errors and gradients."""
+"""Calls like one before take a shorter way: to the same bits, errors and gradients."""
 
 import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -335,20 +335,16 @@ def test_what_a_description_tells_apart() -> None:
         assert _native.describe((mode.from_tensor(X),)) is None
 
 
-@pytest.fixture
-def without_table() -> Iterator[dict[str, str]]:
-    yield {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-
-
 @pytest.mark.skipif(
     not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"), reason="these tests are all of it"
 )
-def test_a_pytorch_without_dlpacks_table(without_table: dict[str, str]) -> None:
+def test_a_pytorch_without_dlpacks_table() -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     code = (
         "import sys, torch, pytest; del torch.Tensor.__dlpack_c_exchange_api__;"
         f"sys.exit(pytest.main(['-q', '-p', 'no:cacheprovider', {__file__!r}]))"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], env=without_table, capture_output=True, text=True, check=False
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout[-3000:]

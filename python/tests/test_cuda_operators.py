@@ -40,7 +40,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
 import volup
-from volup import _calls, _compose, _cuda, _native, functional
+from volup import _calls, _compose, _cuda, _memory, _native, functional
 
 OPS = torch.ops.volup
 
@@ -312,6 +312,26 @@ def test_a_call_that_records_is_prepared_once(
     assert tasks == ["forward", "recompute"]
     assert passes.wanted_of[-1] == (False, True, False, False, False)
     assert kinds.count("training") == 2
+
+
+def test_a_call_that_is_cast_is_prepared_once(
+    passes: type[CpuPass], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    w, b = leaf(W), leaf(B)
+    dtype = torch.get_autocast_dtype("cuda")
+    torch.set_autocast_dtype("cuda", torch.bfloat16)
+    torch.set_autocast_enabled("cuda", True)
+    try:
+        first = block(pretend(X), w, b)
+        monkeypatch.setattr(_memory, "check", lambda *_: pytest.fail("prepared again"))
+        second = block(pretend(X), w, b)
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+        torch.set_autocast_dtype("cuda", dtype)
+    assert first.dtype == second.dtype == torch.bfloat16
+    assert torch.equal(first, second)
+    second.sum().backward()
+    assert w.grad.dtype == torch.float32
 
 
 def test_fake_tensors_on_a_gpu_are_traced_without_a_break(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,8 @@
 """The operators' gradients, and the operators as functions that record them.
 
-A call is recorded as one node that knows its :class:`Call`, not every argument: a small volume takes less time to
-compute than PyTorch takes to pass twenty arguments on. For the same reason the dispatcher is passed by where it would
-do no more than to call the kernel.
+A call is recorded as one node that knows its :class:`Call`, not every argument: a small volume is
+computed in less time than PyTorch takes to pass twenty arguments on. For the same reason the
+dispatcher is passed by where it would do no more than to call the kernel.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _needed(ctx: Any) -> tuple[bool, ...]:
 
 
 class _Bilinear(_Recorded):
-    """The convolution, and the gradients of its factors: of two factors, the gradient of each is made of the other."""
+    """The convolution, and the gradients of its factors: that of each is made of the other."""
 
     count = 2
 
@@ -200,7 +200,7 @@ class _BlockGrad(_Recorded):
     def gradients(ctx: Any, *grads: Any) -> Sequence[Tensor | None]:
         """The gradient of a block's gradient: that of a composition, differentiated twice."""
         recorded = torch.is_grad_enabled()
-        # Through tensors of its own: what one depends on by its history is no part of this gradient.
+        # Through tensors of its own: what one depends on by its history is no part of this.
         with torch.enable_grad():
             given: list[Any] = [
                 None
@@ -268,7 +268,7 @@ def whole(results: Sequence[Any], tensors: Sequence[Any]) -> Any:
     return tuple(tensors[0].new_empty(0) if r is None else r for r in results)
 
 
-def _compute(call: Call, tensors: Sequence[Any]) -> Sequence[Any]:
+def _compute(call: Call, tensors: tuple[Any, ...]) -> Any:
     """A call's results, with nothing recorded."""
     if not _calls.is_watched():
         plan = call.plan(tensors)
@@ -294,7 +294,7 @@ def run(call: Call, *tensors: Any) -> Any:
 
 
 def from_dispatcher(name: str, *arguments: Any) -> Any:
-    """An operator's kernel for tensors that may require gradients, as PyTorch's dispatcher calls it."""
+    """An operator's kernel for what may require gradients, as PyTorch's dispatcher calls it."""
     function = FUNCTIONS[name]
     tensors, rest = arguments[: function.count], arguments[function.count :]
     call = Call.of(name, rest)
@@ -307,7 +307,7 @@ class Recording:
     """How calls of a kind are computed and recorded, where nothing watches.
 
     Attributes:
-        apply: Of the operator's function, as that calls it after it has looked for what is excluded here.
+        apply: What the function's own `apply` calls after it has looked for what is excluded here.
         call: The operator's.
         count: How many tensors it takes.
         plan: How it is computed.
@@ -318,7 +318,7 @@ class Recording:
     def __init__(self, call: Call, plan: Runs) -> None:
         """Takes the attributes."""
         function = FUNCTIONS[call.name]
-        self.apply: Any = super(torch.autograd.Function, function).apply
+        self.apply: Any = super(torch.autograd.Function, function).apply  # type: ignore[misc]
         self.call = call
         self.count = function.count
         self.plan = plan
@@ -329,7 +329,7 @@ class Recording:
 
 
 class Dispatched(NamedTuple):
-    """How a call is computed of tensors that only the dispatcher knows to handle, or where somebody watches.
+    """How a call is computed where tensors or a mode are the dispatcher's to handle.
 
     Attributes:
         call: The operator's.

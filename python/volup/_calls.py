@@ -1,7 +1,8 @@
 """Calls like one that was made before: looked up by their kind, then only run.
 
-A small volume is computed in a few microseconds, so what depends on the kind of call alone (shapes, strides, types,
-parameters) is decided once and looked up from then on. Nothing of the tensors' values is kept.
+A small volume is computed in a few microseconds, so what depends on the kind of call alone (shapes,
+strides, types, parameters) is decided once and looked up from then on. Nothing of the tensors'
+values is kept.
 """
 
 from __future__ import annotations
@@ -15,15 +16,12 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from volup import _compose, _memory, _native
-from volup._compose import Activation
 
 Tensors = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]
 
-# What a block takes after its tensors: stride, padding, output_padding, groups, dilation, norm_groups, activation, eps,
-# post_activation, precision, memory.
-Arguments = tuple[
-    Any, Any, Any, Any, Any, Any, Activation, float, Activation, str | None, str | None
-]
+# What a block takes after its tensors: stride, padding, output_padding, groups, dilation,
+# norm_groups, activation, eps, post_activation, precision, memory.
+Arguments = tuple[Any, ...]
 
 # More kinds of calls than a program makes, unless the sizes of its inputs vary endlessly.
 _MOST_KEPT = 2048
@@ -32,7 +30,7 @@ _MOST_KEPT = 2048
 class Runs(Protocol):
     """What is kept of a kind of call: how it is computed."""
 
-    def run(self, tensors: Sequence[Any], /) -> Sequence[Any]:
+    def run(self, tensors: Sequence[Any], /) -> Any:
         """The results for tensors of this kind; None for one that is not wanted."""
 
 
@@ -131,8 +129,8 @@ class Call:
             call = self.related[key] = Call.of(name, rest)
         return call
 
-    def plan(self, tensors: Sequence[Tensor | None]) -> Runs | None:
-        """How it is computed for tensors, if no one watches; None for those that only the dispatcher knows to handle."""
+    def plan(self, tensors: tuple[Tensor | None, ...]) -> Runs | None:
+        """How it is computed for tensors; None for those that are the dispatcher's to handle."""
         described = _native.describe(tensors)
         if described is None or not self.is_kept:
             return None
@@ -174,4 +172,9 @@ def run_kept(tensors: Tensors, arguments: Arguments) -> Tensor | None:
         runs = _kept.get(kind(tensors, arguments))
     except Exception:
         return None
-    return None if runs is None else runs.run(tensors)[0]
+    return None if runs is None else first(runs, tensors)
+
+
+def first(runs: Runs, tensors: Sequence[Any]) -> Tensor:
+    """The output of a call."""
+    return runs.run(tensors)[0]  # type: ignore[no-any-return]

@@ -1,7 +1,7 @@
 """The operators' kernels for CPU tensors: the native module on plain tensors.
 
-A kernel is planned for the first tensors of their kind, and then run; a precision means nothing here. Copies are held
-until the native call has returned.
+A kernel is planned for the first tensors of their kind, and then run; a precision means nothing
+here. Copies are held until the native call has returned.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class Plan:
         tensors: Sequence[Tensor | None],
         volumes: Sequence[int],
     ) -> None:
-        """Takes the attributes, and tensors of the kind with the indices of the volumes among them."""
+        """Takes the attributes, and tensors of the kind with the indices of volumes among them."""
         self.function = function
         self.arguments = arguments
         self.copied = [
@@ -149,7 +149,8 @@ class Kernel(NamedTuple):
     """An operator's kernel.
 
     Attributes:
-        plan: Checks a call, of its tensors and what it takes after them, and says how those like it are computed.
+        plan: Checks a call, of its tensors and what it takes after them, and says how those like it
+            are computed.
     """
 
     plan: Callable[[Sequence[Any], Sequence[Any]], Plan]
@@ -173,13 +174,13 @@ def plan_forward(
 
 
 def _plan_block(tensors: Sequence[Any], rest: Sequence[Any]) -> Plan:
-    return Plan(_forward, (_checked(tensors, rest), rest[12]), tensors, (0,))
+    return Plan(_forward, (None, _checked(tensors, rest), rest[12]), tensors, (0,))
 
 
 def _plan_conv(tensors: Sequence[Any], rest: Sequence[Any]) -> Plan:
-    input, weight, bias = tensors
+    _, weight, bias = tensors
     block = native_block(weight.shape, Conv(*rest[:5]), NO_STEPS, bias is not None, False)
-    return Plan(_forward, (block, rest[6]), tensors, (0,))
+    return Plan(_forward, (None, block, rest[6]), tensors, (0,))
 
 
 def _checked(tensors: Sequence[Any], rest: Sequence[Any]) -> _native.Block:
@@ -190,6 +191,7 @@ def _checked(tensors: Sequence[Any], rest: Sequence[Any]) -> _native.Block:
 
 
 def _forward(
+    cache: _native.Cache | None,
     block: _native.Block,
     channels_last: bool,
     input: Tensor,
@@ -197,7 +199,6 @@ def _forward(
     bias: Tensor | None,
     norm_weight: Tensor | None = None,
     norm_bias: Tensor | None = None,
-    cache: _native.Cache | None = None,
 ) -> list[Tensor | None]:
     output = _empty(block.output_shape(input.shape), input.dtype, channels_last)
     block.forward_cpu(
@@ -232,7 +233,7 @@ def _forward_by_kept(
     owner: Tensor | None, block: _native.Block, channels_last: bool, *tensors: Any
 ) -> list[Tensor | None]:
     cache = _cache_of(tensors[1] if owner is None else owner)
-    return _forward(block, channels_last, *tensors, cache=cache)
+    return _forward(cache, block, channels_last, *tensors)
 
 
 # --- Training -------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from volup._calls import Tensors
 from volup._compose import flagged_precision
 
 # A pass's tensors, in the order in which the native module takes their addresses.
-SLOTS = (
+SLOTS: tuple[str, ...] = (
     "input",
     "weight",
     "bias",
@@ -32,7 +32,7 @@ SLOTS = (
     "grad_norm_bias",
 )
 # Those of a forward pass.
-NAMES = SLOTS[:5]
+NAMES: tuple[str, ...] = SLOTS[:5]
 # After them comes the scratch memory.
 _WORKSPACE = len(SLOTS)
 # What the kernels' reads are aligned to; PyTorch aligns to 512, but a view may begin anywhere.
@@ -44,10 +44,10 @@ class Plan:
 
     Attributes:
         launch: Launches the kernels; None where there is nothing to compute.
-        slots: Where the address of each tensor goes: of those that are given, the results that are wanted, the scratch
-            memory. A byte each, 255 for one that has no part in the pass.
-        copied: Which of the given tensors are copied first, and the memory format that they have to lie in; None for
-            their own, at an address that kernels can read.
+        slots: Where the address of each tensor goes: of those that are given, the results that are
+            wanted, the scratch memory. A byte each, 255 for one that has no part in the pass.
+        copied: Which of the given tensors are copied first, and the memory format that they have to
+            lie in; None for their own, at an address that kernels can read.
         writes: Of each result a tensor like it that has no memory; None for one that is not wanted.
         device: Of everything.
         index: Of the device.
@@ -67,8 +67,8 @@ class Plan:
 
         Args:
             launch: As the attribute.
-            reads: Name, tensor, and whether it has to lie in channels_last_3d; no tensor for one that is missing or
-                has no part in the pass.
+            reads: Name, tensor, and whether it has to lie in channels_last_3d; no tensor for one
+                that is missing or has no part in the pass.
             writes: Name, and a tensor without memory; no name for one that is not wanted.
             device: As the attribute.
 
@@ -79,7 +79,7 @@ class Plan:
         slots = [255 if tensor is None else SLOTS.index(name) for name, tensor, _ in reads]
         slots += [SLOTS.index(name) for name, _ in writes if name is not None]
         self.slots = bytes([*slots, _WORKSPACE])
-        self.copied = []
+        self.copied: list[tuple[int, torch.memory_format | None]] = []
         for i, (name, tensor, channels_last) in enumerate(reads):
             if tensor is None:
                 continue
@@ -134,7 +134,7 @@ class Plan:
 
 
 def _pattern(like: Tensor, device: torch.device) -> Tensor:
-    """A tensor to make others like: that takes less time than from sizes, strides, a type and a device."""
+    """A tensor to make others like, which takes less time than from its sizes and all the rest."""
     pattern = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=device)
     pattern.untyped_storage().resize_(0)
     return pattern

@@ -4,8 +4,9 @@ Every operator takes batched volumes. ``conv_transpose3d`` and the gradients of 
 closed under differentiation: the gradient of each is made of the others. A block's gradient is one
 fused operator; the gradient of that is composed of the convolution's operators and PyTorch's.
 
-Kernels are in ``_cpu`` and ``_cuda_operators``, gradients in ``_autograd``. ``precision`` is what float32 is multiplied in on a
-GPU; None follows PyTorch's flags, those of the moment in the backward pass too.
+Kernels are in ``_cpu`` and ``_cuda_operators``, gradients in ``_autograd``. ``precision`` is what
+float32 is multiplied in on a GPU; None follows PyTorch's flags, those of the moment in the backward
+pass too.
 """
 
 from __future__ import annotations

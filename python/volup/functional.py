@@ -178,7 +178,7 @@ def _forward(given: _calls.Tensors, arguments: _calls.Arguments) -> Tensor:
         result = _calls.run_kept(given, arguments)
         if result is not None:
             return result
-    sizes = stride, padding, output_padding, groups, dilation = arguments[:5]
+    stride, padding, output_padding, groups, dilation = arguments[:5]
     norm_groups, activation, eps, post_activation, precision, memory = arguments[5:]
     check_precision(precision)
     check_memory(memory)
@@ -218,7 +218,11 @@ def _forward(given: _calls.Tensors, arguments: _calls.Arguments) -> Tensor:
         return output if batched else output.squeeze(0)
     block = _native.Block(
         tensors["weight"].shape,
-        *sizes,
+        stride,
+        padding,
+        output_padding,
+        groups,
+        dilation,
         "bias" in tensors,
         activation,
         norm_groups,
@@ -236,10 +240,10 @@ def _forward(given: _calls.Tensors, arguments: _calls.Arguments) -> Tensor:
     records = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in each)
     # A kind is compared by value, so it holds no object whose value may change.
     fixed = (norm_groups, _fixed(activation), float(eps), _fixed(post_activation))
-    kind = _calls.kind(each, (*sizes, *fixed, precision, memory))
+    kind = _calls.kind(each, (*arguments[:5], *fixed, precision, memory))
     kept = None if kind is None else _calls.kept(kind)
     if kept is not None:
-        return kept.run(each)[0]  # type: ignore[no-any-return]
+        return _calls.first(kept, each)
     runs: _calls.Runs
     if kind is not None and not records and on_cuda:
         try:
@@ -248,7 +252,7 @@ def _forward(given: _calls.Tensors, arguments: _calls.Arguments) -> Tensor:
             _cuda.warn(str(error))
             return compose(block, tensors, *steps, precision)
         _calls.keep(kind, runs)
-        return runs.run(each)[0]  # type: ignore[no-any-return]
+        return _calls.first(runs, each)
     memory_format = _memory.output_format(block, batch[0], each[1], each[2])
     channels_last = memory_format is torch.channels_last_3d
     if kind is not None and not records:
@@ -264,9 +268,9 @@ def _forward(given: _calls.Tensors, arguments: _calls.Arguments) -> Tensor:
         runs = _autograd.Dispatched(call) if plan is None else _autograd.Recording(call, plan)
     if not batched:
         runs = _calls.Unbatched(runs)
-    if kind is not None and not casts:
+    if kind is not None and (records or not casts):
         _calls.keep(kind, runs)
-    return runs.run(each)[0]  # type: ignore[no-any-return]
+    return _calls.first(runs, each)
 
 
 def _operator(

@@ -253,7 +253,7 @@ class ConvTranspose3dBlock(torch.nn.Module):
             _parameter(conv, "weight"),
             _parameter(conv, "bias"),
             conv.stride,
-            conv.padding,  # type: ignore[arg-type]
+            conv.padding,
             conv.output_padding,
             conv.groups,
             conv.dilation,
