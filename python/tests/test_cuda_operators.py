@@ -323,8 +323,9 @@ def test_a_call_that_is_cast_is_prepared_once(
     torch.set_autocast_enabled("cuda", True)
     try:
         first = block(pretend(X), w, b)
-        monkeypatch.setattr(_memory, "check", lambda *_: pytest.fail("prepared again"))
-        second = block(pretend(X), w, b)
+        with monkeypatch.context() as patched:
+            patched.setattr(_memory, "check", lambda *_: pytest.fail("prepared again"))
+            second = block(pretend(X), w, b)
     finally:
         torch.set_autocast_enabled("cuda", False)
         torch.set_autocast_dtype("cuda", dtype)

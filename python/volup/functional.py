@@ -189,9 +189,10 @@ def _forward(given: _calls.Tensors, arguments: _calls.Arguments) -> Tensor:
     device, on_cuda = given[0].device, given[0].is_cuda
     _memory.check_no_tangent(tensors)
     obstacle = _cuda.obstacle(device) if on_cuda and not compiling else None
-    casts = torch.is_autocast_enabled(device.type)
+    type_of_device = "cuda" if on_cuda else "cpu"
+    casts = torch.is_autocast_enabled(type_of_device)
     if casts:
-        to = torch.get_autocast_dtype(device.type)
+        to = torch.get_autocast_dtype(type_of_device)
         tensors = {name: _memory.autocast(tensor, to) for name, tensor in tensors.items()}
     if ("norm_weight" in tensors) != ("norm_bias" in tensors):
         # torch.nn.GroupNorm(bias=False) has the one without the other.
