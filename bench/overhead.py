@@ -36,6 +36,8 @@ def main() -> None:
             x, w, b, 2, activation="relu", norm_groups=4, norm_weight=b, norm_bias=b
         )
 
+    layer = volup.nn.ConvTranspose3d(8, 8, 2, 2, device="cuda")
+    layers = volup.nn.ConvTranspose3dBlock(8, 8, 2, 2, norm_groups=4, device="cuda")
     calls = {
         "volup.conv_transpose3d": lambda: volup.conv_transpose3d(x, w, b, 2),
         "torch conv_transpose3d": lambda: F.conv_transpose3d(x, w, b, 2),
@@ -43,6 +45,12 @@ def main() -> None:
         "torch conv, relu, group_norm": lambda: F.group_norm(
             F.relu(F.conv_transpose3d(x, w, b, 2)), 4, b, b
         ),
+        "volup.nn.ConvTranspose3d": lambda: layer(x),
+        "volup.nn.ConvTranspose3dBlock": lambda: layers(x),
+    }
+    leaves = {
+        "volup.nn.ConvTranspose3d": (x, *layer.parameters()),
+        "volup.nn.ConvTranspose3dBlock": (x, *layers.parameters()),
     }
     with torch.inference_mode():
         for name, call in calls.items():
@@ -53,7 +61,8 @@ def main() -> None:
         output = call()
         grad = torch.randn_like(output)
         print(f"{name:30} {microseconds(call):7.2f} us a call that records")
-        backward = partial(torch.autograd.grad, output, (x, w, b), grad, retain_graph=True)
+        inputs = leaves.get(name, (x, w, b))
+        backward = partial(torch.autograd.grad, output, inputs, grad, retain_graph=True)
         print(f"{'':30} {microseconds(backward):7.2f} us its gradients")
 
 

@@ -3,9 +3,10 @@
 use crate::arguments::{integer, triple};
 use crate::block::{Block, format};
 use crate::error::raised;
-use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use crate::tensors::{Scratch, address, describe};
+use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::PyBytes;
+use pyo3::types::{PyBytes, PyList, PyTuple};
 use std::sync::Arc;
 use volup::{BlockSpec, DType, Precision, Wanted};
 use volup_cuda::{Device, Executable, Manifest, Pointers, Request, Stream, Task};
@@ -86,12 +87,30 @@ impl CudaPass {
 
     /// Launches the kernels on a stream and returns at once, without holding the GIL.
     ///
-    /// The addresses are those of dense tensors on the device, of the planned shapes, types and formats, in
-    /// the order of the fields of [`Pointers`]; 0 for one that the pass has no use for. Whoever calls this
+    /// The tensors are dense, on the device, of the planned shapes, types and formats. For each there is a byte: its
+    /// place among the fields of [`Pointers`], or 255 for one that the pass has no use for. Scratch memory that is not
+    /// among them comes from PyTorch's allocator, in a faster way than Python's; where there is none, that is a
+    /// `MemoryError`. Whoever calls this
     /// sees to it that the memory outlives the kernels, as PyTorch's allocator does for what is used on its
     /// current stream.
-    #[pyo3(signature = (addresses, stream, /))]
-    fn run(&self, py: Python<'_>, addresses: [u64; 16], stream: u64) -> PyResult<()> {
+    #[pyo3(signature = (tensors, slots, stream, /))]
+    fn run(&self, py: Python<'_>, tensors: &Bound<'_, PyList>, slots: &[u8], stream: u64) -> PyResult<()> {
+        let mut addresses = [0; 16];
+        for (tensor, &slot) in std::iter::zip(tensors.iter(), slots) {
+            if let Some(to) = addresses.get_mut(usize::from(slot)) {
+                *to = address(&tensor)?;
+            }
+        }
+        let scratch = self.executable.workspace_bytes();
+        let scratch = if scratch > 0 && addresses[15] == 0 {
+            let scratch = Scratch::new(py, scratch, self.device.ordinal());
+            Some(scratch.ok_or_else(|| PyMemoryError::new_err("no scratch memory"))?)
+        } else {
+            None
+        };
+        if let Some(scratch) = &scratch {
+            addresses[15] = scratch.address();
+        }
         if std::iter::zip(&self.needed, addresses).any(|(&needed, address)| needed && address == 0) {
             return Err(PyRuntimeError::new_err("a tensor has no memory"));
         }
@@ -155,36 +174,34 @@ pub(crate) fn cuda_status(py: Python<'_>, ordinal: usize) -> Option<String> {
     py.detach(|| device(ordinal)).err().map(|error| error.to_string())
 }
 
-/// A block's integers as bytes: equal for arguments that mean the same, however they are given.
+/// All that is known of a call beside names and eps, as bytes: equal for tensors that are alike and arguments that mean
+/// the same, however they are given. None for what is wrong, and for tensors whose memory says nothing.
 ///
-/// Python's own equality would do except that True equals 1 and 1.0 does, which are refused.
+/// `grad` is whether tensors that require gradients matter; the arguments begin with stride, padding, output_padding,
+/// groups, dilation and norm_groups. Python's own equality would do for these except that True equals 1 and 1.0 does,
+/// which are refused.
 #[pyfunction]
-#[pyo3(signature = (stride, padding, output_padding, groups, dilation, norm_groups, /))]
-pub(crate) fn integers<'py>(
-    py: Python<'py>,
-    stride: &Bound<'py, PyAny>,
-    padding: &Bound<'py, PyAny>,
-    output_padding: &Bound<'py, PyAny>,
-    groups: &Bound<'py, PyAny>,
-    dilation: &Bound<'py, PyAny>,
-    norm_groups: &Bound<'py, PyAny>,
-) -> PyResult<Bound<'py, PyBytes>> {
-    let mut values = [0i64; 14];
-    let triples = [
-        ("stride", stride),
-        ("padding", padding),
-        ("output_padding", output_padding),
-        ("dilation", dilation),
-    ];
-    for (three, (param, value)) in values.chunks_exact_mut(3).zip(triples) {
-        three.copy_from_slice(&triple(param, value)?);
+#[pyo3(signature = (tensors, grad, arguments, /))]
+pub(crate) fn kind<'py>(
+    tensors: &Bound<'py, PyTuple>,
+    grad: bool,
+    arguments: &Bound<'py, PyTuple>,
+) -> Option<Bound<'py, PyBytes>> {
+    let mut bytes = Vec::with_capacity(512);
+    let triples = [("stride", 0), ("padding", 1), ("output_padding", 2), ("dilation", 4)];
+    for (param, at) in triples {
+        let value = arguments.get_borrowed_item(at).ok()?;
+        bytes.extend_from_slice(bytemuck::cast_slice(&triple(param, &value).ok()?));
     }
-    values[12] = integer("groups", "int", groups)?;
-    if !norm_groups.is_none() {
-        // Every number of groups that is not positive is refused alike.
-        values[13] = integer("norm_groups", "int", norm_groups)?.max(0).saturating_add(1);
-    }
-    Ok(PyBytes::new(py, bytemuck::cast_slice(&values)))
+    let groups = arguments.get_borrowed_item(3).ok()?;
+    bytes.extend(integer("groups", "int", &groups).ok()?.to_ne_bytes());
+    let norm_groups = arguments.get_borrowed_item(5).ok()?;
+    // Every number of groups that is not positive is refused alike.
+    let of_norm = || Some(integer("norm_groups", "int", &norm_groups).ok()?.max(0).saturating_add(1));
+    let of_norm = if norm_groups.is_none() { 0 } else { of_norm()? };
+    bytes.extend(of_norm.to_ne_bytes());
+    let plain = describe(tensors, grad, &mut bytes).unwrap_or(false);
+    plain.then(|| PyBytes::new(tensors.py(), &bytes))
 }
 
 /// A device that the engine has kernels for.

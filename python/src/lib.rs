@@ -1,6 +1,6 @@
 //! The part of the Python package `volup` that is not Python: checks a block, computes it on memory
-//! that PyTorch owns, and reads and writes decoder files. Nothing here knows PyTorch; the package
-//! turns tensors into addresses and shapes.
+//! that PyTorch owns, and reads and writes decoder files. The package turns
+//! tensors into addresses and shapes; only `tensors` looks at PyTorch's own.
 
 mod arguments;
 mod block;
@@ -11,6 +11,7 @@ mod decoder;
 mod error;
 mod memory;
 mod team;
+mod tensors;
 mod training;
 
 /// `volup._native`.
@@ -23,11 +24,13 @@ mod _native {
     #[pymodule_export]
     use crate::cases::{cases, published};
     #[pymodule_export]
-    use crate::cuda::{CudaPass, cuda_status, integers};
+    use crate::cuda::{CudaPass, cuda_status, kind};
     #[pymodule_export]
     use crate::decoder::{read_decoder, write_decoder};
     #[pymodule_export]
     use crate::error::NoEngineError;
+    #[pymodule_export]
+    use crate::tensors::described;
     #[pymodule_export]
     use crate::training::{epilogue_gradient, forward_for_training, input_gradient, weight_gradient};
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from volup import _cpu, _cuda, _cuda_operators, _memory, _native
+from volup import _calls, _cpu, _cuda, _cuda_operators, _memory, _native
 from volup._cpu import Conv, Steps
 
 
@@ -21,6 +21,16 @@ class OnCuda(torch.Tensor):
 
 def pretend(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.as_subclass(OnCuda)
+
+
+def addresses_of(tensors: Sequence[torch.Tensor | None], slots: bytes) -> list[int]:
+    """Where the tensors of a pass lie, as the native module has it."""
+    addresses = [0] * 16
+    for tensor, slot in zip(tensors, slots, strict=False):
+        if slot != 255:
+            assert tensor is not None
+            addresses[slot] = tensor.data_ptr()
+    return addresses
 
 
 class CpuPass:
@@ -67,8 +77,10 @@ class CpuPass:
         self.shapes |= dict.fromkeys(("mean", "rstd"), torch.Size(statistics))
         CpuPass.planned.append((task, precision))
 
-    def run(self, addresses: Sequence[int], stream: int) -> None:
-        assert len(addresses) == 16
+    def run(self, tensors: Sequence[torch.Tensor | None], slots: bytes, stream: int) -> None:
+        if len(tensors) < len(slots):
+            raise MemoryError("no scratch memory")
+        addresses = addresses_of(tensors, slots)
         assert addresses[-1]
         assert all(address % 16 == 0 for address in addresses)
         CpuPass.launched.append((self.task, self.precision))
@@ -171,19 +183,16 @@ def cuda_kernels(monkeypatch: pytest.MonkeyPatch, obstacle: str | None) -> Itera
     for module in (_cuda, _cuda_operators):
         monkeypatch.setattr(module, "_native", native)
     monkeypatch.setattr(_cpu, "native_block", remembered)
-    monkeypatch.setattr(_cuda, "_plans", {})
+    monkeypatch.setattr(_calls, "_kept", {})
+    monkeypatch.setitem(_calls.KERNELS, False, _cuda_operators.KERNELS)
     monkeypatch.setattr(_cuda, "_warned", {obstacle})
     monkeypatch.setattr(_cuda, "_obstacles", {torch.device("cpu"): obstacle})
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
     for record in (CpuPass.planned, CpuPass.launched, CpuPass.wanted_of, CpuPass.missing):
         record.clear()
-    library = torch.library.Library("volup", "IMPL")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            for name, kernel in _cuda_operators.KERNELS.items():
-                library.impl(name, kernel, "CPU", allow_override=True)
-        yield
+            yield
     finally:
-        library._destroy()
         CpuPass.blocks.clear()

@@ -12,7 +12,7 @@ from test_conformance import CASES, tensors_of
 from torch import Tensor
 
 import volup
-from volup import _compose, _native
+from volup import _calls, _compose, _native
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
 
@@ -172,6 +172,28 @@ def test_a_graph_is_replayed_on_what_is_there_then() -> None:
         other.zero_()
     graph.replay()
     assert torch.equal(got, call())
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_calls_in_a_row_keep_their_own_tensors(trains: bool) -> None:
+    def results(seed: int, function: Callable[..., Tensor]) -> list[Tensor]:
+        tensors = [t.requires_grad_(trains) for t in example(seed=seed)]
+        output = function(*tensors, 2, 1)
+        return [output, *(torch.autograd.grad(output.sum(), tensors) if trains else ())]
+
+    exact = partial(volup.conv_transpose3d, precision="ieee")
+    for function in (ieee, exact, partial(ieee, memory="save")):
+        expected = []
+        for seed in range(12):
+            # As the first of its kind.
+            _calls._kept.clear()
+            expected.append(results(seed, function))
+        torch.cuda.synchronize()
+        for _ in range(2):
+            torch.cuda._sleep(20_000_000)
+            got = [results(seed, function) for seed in range(12)]
+            for ours, alone in zip(got, expected, strict=True):
+                assert all(torch.equal(*pair) for pair in zip(ours, alone, strict=True))
 
 
 def test_two_streams_at_once() -> None:

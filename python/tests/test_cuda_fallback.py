@@ -12,7 +12,7 @@ from stand_in import pretend
 from test_conformance import CASES, run, tensors_of
 
 import volup
-from volup import _compose, _cuda, _native
+from volup import _calls, _compose, _cuda, _native
 
 CONV = ("stride", "padding", "output_padding", "groups", "dilation")
 STEPS = ("activation", "norm_groups", "eps", "post_activation")
@@ -151,8 +151,10 @@ class Launches:
     def __init__(self, *arguments: object) -> None:
         Launches.planned += 1
 
-    def run(self, addresses: list[int], stream: int) -> None:
-        assert len(addresses) == 16
+    def run(self, tensors: list[torch.Tensor], slots: bytes, stream: int) -> None:
+        assert len(slots) == 7
+        if len(tensors) < len(slots):
+            raise MemoryError("no scratch memory")
         Launches.launched += 1
 
 
@@ -161,7 +163,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> type[Launches]:
     Launches.planned = Launches.launched = 0
     native = SimpleNamespace(**{**vars(_native), "CudaPass": Launches})
     monkeypatch.setattr(_cuda, "_native", native)
-    monkeypatch.setattr(_cuda, "_plans", {})
+    monkeypatch.setattr(_calls, "_kept", {})
     monkeypatch.setattr(_cuda, "_obstacles", {X.device: None})
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
     return Launches
@@ -234,10 +236,10 @@ def test_a_changed_slope_is_seen(launches: type[Launches]) -> None:
 
 
 def test_old_plans_are_dropped(launches: type[Launches], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_cuda, "_MOST_PLANS", 4)
+    monkeypatch.setattr(_calls, "_MOST_KEPT", 4)
     for stride in range(1, 10):
         volup.conv_transpose3d(pretend(X), W, B, stride)
     assert launches.planned == 9
-    assert len(_cuda._plans) == 4
+    assert len(_calls._kept) == 4
     volup.conv_transpose3d(pretend(X), W, B, 9)
     assert launches.planned == 9

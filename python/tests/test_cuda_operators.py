@@ -40,7 +40,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
 import volup
-from volup import _compose, _cuda, _native, functional
+from volup import _calls, _compose, _cuda, _memory, _native, functional
 
 OPS = torch.ops.volup
 
@@ -177,7 +177,7 @@ def test_a_class_that_turns_the_dispatcher_off(passes: type[CpuPass]) -> None:
         for x in (X, X[:1]):
             got = OPS.conv_transpose3d(x.as_subclass(Off), W, None, *CONV, None, False)
             assert torch.equal(got, volup.conv_transpose3d(x, W, None, 2, 1))
-    assert None not in _cuda._plans
+    assert None not in _calls._kept
 
 
 def test_what_a_bare_block_saves() -> None:
@@ -225,7 +225,7 @@ def test_what_is_not_read_need_not_be_there(passes: type[CpuPass]) -> None:
 def test_where_kernels_for_a_pass_are_missing(passes: type[CpuPass]) -> None:
     x, w, b = leaf(X), leaf(W), leaf(B)
     expected = train(x, w, b)
-    _cuda._plans.clear()
+    _calls._kept.clear()
     passes.missing.add("backward")
     with pytest.warns(RuntimeWarning, match="so PyTorch does: no such kernel"):
         got = train(x, w, b)
@@ -312,6 +312,27 @@ def test_a_call_that_records_is_prepared_once(
     assert tasks == ["forward", "recompute"]
     assert passes.wanted_of[-1] == (False, True, False, False, False)
     assert kinds.count("training") == 2
+
+
+def test_a_call_that_is_cast_is_prepared_once(
+    passes: type[CpuPass], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    w, b = leaf(W), leaf(B)
+    dtype = torch.get_autocast_dtype("cuda")
+    torch.set_autocast_dtype("cuda", torch.bfloat16)
+    torch.set_autocast_enabled("cuda", True)
+    try:
+        first = block(pretend(X), w, b)
+        with monkeypatch.context() as patched:
+            patched.setattr(_memory, "check", lambda *_: pytest.fail("prepared again"))
+            second = block(pretend(X), w, b)
+    finally:
+        torch.set_autocast_enabled("cuda", False)
+        torch.set_autocast_dtype("cuda", dtype)
+    assert first.dtype == second.dtype == torch.bfloat16
+    assert torch.equal(first, second)
+    second.sum().backward()
+    assert w.grad.dtype == torch.float32
 
 
 def test_fake_tensors_on_a_gpu_are_traced_without_a_break(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from torch.library import opcheck
 from torch.utils._triton import has_triton
 
 import volup
-from volup import _compose, _cuda
+from volup import _calls, _compose, _cuda
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
 
@@ -490,7 +490,7 @@ def test_pytorch_computes_where_there_is_no_engine(
     x, w, b = leaves()
     monkeypatch.setattr(_cuda, "_obstacles", {x.device: "no driver"})
     monkeypatch.setattr(_cuda, "_warned", set())
-    monkeypatch.setattr(_cuda, "_plans", {})
+    monkeypatch.setattr(_calls, "_kept", {})
     torch._dynamo.reset()
     function = torch.compile(ieee, fullgraph=True, backend="aot_eager") if compiled else ieee
     # The gradients of what PyTorch composes follow its flags.

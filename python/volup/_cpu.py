@@ -1,16 +1,17 @@
 """The operators' kernels for CPU tensors: the native module on plain tensors.
 
-Every function takes what its operator in ``_operators`` takes, batched volumes first; a precision
-means nothing here. Copies are held until the native call has returned.
+A kernel is planned for the first tensors of their kind, and then run; a precision means nothing
+here. Copies are held until the native call has returned.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from volup import _memory, _native
 from volup._compose import Activation
@@ -91,13 +92,13 @@ def format_of(channels_last: bool) -> torch.memory_format:
     return torch.channels_last_3d if channels_last else torch.contiguous_format
 
 
+def accumulator(dtype: torch.dtype) -> torch.dtype:
+    """The type of sums and statistics."""
+    return torch.promote_types(dtype, torch.float32)
+
+
 def _empty(size: Sequence[int], dtype: torch.dtype, channels_last: bool) -> Tensor:
     return torch.empty(size, dtype=dtype, device="cpu", memory_format=format_of(channels_last))
-
-
-def _empty_as(input: Tensor) -> Tensor:
-    """Memory for the gradient of an input, which lies as that does."""
-    return _empty(input.shape, input.dtype, _memory.is_channels_last(input))
 
 
 def _volume(name: str, tensor: Tensor) -> tuple[_memory.RawTensor, bool]:
@@ -108,135 +109,159 @@ def _raw(name: str, tensor: Tensor | None) -> _memory.RawTensor | None:
     return None if tensor is None else _memory.raw(name, tensor)
 
 
-def _dense(tensor: Tensor | None) -> Tensor | None:
-    return None if tensor is None else _memory.dense(tensor)
+class Plan:
+    """A pass for tensors of one kind.
+
+    Attributes:
+        function: Computes it, of dense tensors.
+        arguments: What that takes before them.
+        copied: Which tensors are copied first, and whether channels_last_3d will do.
+    """
+
+    __slots__ = ("arguments", "copied", "function")
+
+    def __init__(
+        self,
+        function: Callable[..., Sequence[Tensor | None]],
+        arguments: Sequence[Any],
+        tensors: Sequence[Tensor | None],
+        volumes: Sequence[int],
+    ) -> None:
+        """Takes the attributes, and tensors of the kind with the indices of volumes among them."""
+        self.function = function
+        self.arguments = arguments
+        self.copied = [
+            (i, i in volumes)
+            for i, tensor in enumerate(tensors)
+            if tensor is not None and _memory.dense(tensor, i in volumes) is not tensor
+        ]
+
+    def run(self, tensors: Sequence[Any]) -> Sequence[Tensor | None]:
+        """The results; None for one that is not wanted."""
+        if self.copied:
+            tensors = list(tensors)
+            for i, is_volume in self.copied:
+                tensors[i] = _memory.dense(tensors[i], is_volume)
+        return self.function(*self.arguments, *tensors)
 
 
-def accumulator(dtype: torch.dtype) -> torch.dtype:
-    """The type of sums and statistics."""
-    return torch.promote_types(dtype, torch.float32)
+class Kernel(NamedTuple):
+    """An operator's kernel.
+
+    Attributes:
+        plan: Checks a call, of its tensors and what it takes after them, and says how those like it
+            are computed.
+    """
+
+    plan: Callable[[Sequence[Any], Sequence[Any]], Plan]
 
 
-def forward(
-    block: _native.Block,
-    tensors: dict[str, Tensor],
-    channels_last: bool,
-    cache: _native.Cache | None,
-) -> Tensor:
-    """Computes a block, without autograd or the dispatcher.
+# --- Forward --------------------------------------------------------------------------------------
+
+
+def plan_forward(
+    block: _native.Block, channels_last: bool, tensors: Sequence[Any], owner: Tensor | None
+) -> Plan:
+    """Plans a block that is not recorded, for a function: what a parameter is packed into is kept.
 
     Args:
         block: The block.
-        tensors: Plain tensors, the input batched.
         channels_last: Of the output.
-        cache: Where packed parameters are kept.
+        tensors: The block's, the input batched.
+        owner: What the weight was made of, if it is another.
     """
-    input = _memory.dense(tensors["input"], keep_channels_last=True)
+    return Plan(_forward_by_kept, (owner, block, channels_last), tensors, (0,))
+
+
+def _plan_block(tensors: Sequence[Any], rest: Sequence[Any]) -> Plan:
+    return Plan(_forward, (None, _checked(tensors, rest), rest[12]), tensors, (0,))
+
+
+def _plan_conv(tensors: Sequence[Any], rest: Sequence[Any]) -> Plan:
+    _, weight, bias = tensors
+    block = native_block(weight.shape, Conv(*rest[:5]), NO_STEPS, bias is not None, False)
+    return Plan(_forward, (None, block, rest[6]), tensors, (0,))
+
+
+def _checked(tensors: Sequence[Any], rest: Sequence[Any]) -> _native.Block:
+    """The block of an operator's arguments."""
+    _, weight, bias, norm_weight, _ = tensors
+    conv, steps = Conv(*rest[:5]), Steps(*rest[5:11])
+    return native_block(weight.shape, conv, steps, bias is not None, norm_weight is not None)
+
+
+def _forward(
+    cache: _native.Cache | None,
+    block: _native.Block,
+    channels_last: bool,
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    norm_weight: Tensor | None = None,
+    norm_bias: Tensor | None = None,
+) -> list[Tensor | None]:
     output = _empty(block.output_shape(input.shape), input.dtype, channels_last)
-    held = {name: _memory.dense(tensor) for name, tensor in tensors.items() if name != "input"}
-    raw = {name: _memory.raw(name, tensor) for name, tensor in held.items()}
     block.forward_cpu(
         torch.get_num_threads(),
         *_volume("input", input),
-        raw["weight"],
-        raw.get("bias"),
-        raw.get("norm_weight"),
-        raw.get("norm_bias"),
+        _memory.raw("weight", weight),
+        _raw("bias", bias),
+        _raw("norm_weight", norm_weight),
+        _raw("norm_bias", norm_bias),
         _memory.raw("output", output),
         channels_last,
         cache,
     )
-    return output
+    return [output]
 
 
-def block(
-    input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    norm_weight: Tensor | None,
-    norm_bias: Tensor | None,
-    *rest: Any,
-) -> Tensor:
-    """``conv_transpose3d_block``."""
-    conv, steps, channels_last = Conv(*rest[:5]), Steps(*rest[5:11]), rest[12]
-    checked = native_block(weight.shape, conv, steps, bias is not None, norm_weight is not None)
-    given = {
-        "input": input,
-        "weight": weight,
-        "bias": bias,
-        "norm_weight": norm_weight,
-        "norm_bias": norm_bias,
-    }
-    tensors = {name: tensor for name, tensor in given.items() if tensor is not None}
-    return forward(checked, tensors, channels_last, None)
+# Beside the parameters rather than in them, so that what copies and pickles them need not know.
+_caches: MutableMapping[Tensor, _native.Cache] = WeakTensorKeyDictionary()
 
 
-def input_grad(grad_output: Tensor, weight: Tensor, *rest: Any) -> Tensor:
-    """``conv_transpose3d_input_grad``."""
-    conv, channels_last = Conv(*rest[:5]), rest[6]
-    gradient = _empty(input_size(grad_output, weight, conv), weight.dtype, channels_last)
-    _input_grad(grad_output, weight, conv, gradient)
-    return gradient
+def _cache_of(weight: Tensor) -> _native.Cache | None:
+    """Where the packed form of a weight that is likely to come again is kept while it lives."""
+    if type(weight) is not torch.nn.Parameter:
+        return None
+    cache = _caches.get(weight)
+    if cache is None:
+        cache = _caches.setdefault(weight, _native.Cache())
+    return cache
 
 
-def _input_grad(grad_output: Tensor, weight: Tensor, conv: Conv, gradient: Tensor) -> None:
-    grad_output, weight = _memory.dense(grad_output, True), _memory.dense(weight)
-    _native.input_gradient(
-        native_block(weight.shape, conv, NO_STEPS, False, False),
-        torch.get_num_threads(),
-        _volume("grad_output", grad_output),
-        _memory.raw("weight", weight),
-        _volume("grad_input", gradient),
-    )
+def _forward_by_kept(
+    owner: Tensor | None, block: _native.Block, channels_last: bool, *tensors: Any
+) -> list[Tensor | None]:
+    cache = _cache_of(tensors[1] if owner is None else owner)
+    return _forward(cache, block, channels_last, *tensors)
 
 
-def weight_grad(
-    input: Tensor, grad_output: Tensor, kernel_size: Sequence[int], *rest: Any
-) -> Tensor:
-    """``conv_transpose3d_weight_grad``."""
-    conv = Conv(*rest[:5])
-    shape = (input.shape[1], grad_output.shape[1] // conv.groups, *kernel_size)
-    gradient = torch.empty(shape, dtype=input.dtype)
-    _weight_grad(input, grad_output, conv, gradient)
-    return gradient
+# --- Training -------------------------------------------------------------------------------------
 
 
-def _weight_grad(input: Tensor, grad_output: Tensor, conv: Conv, gradient: Tensor) -> None:
-    input, grad_output = _memory.dense(input, True), _memory.dense(grad_output, True)
-    _native.weight_gradient(
-        native_block(gradient.shape, conv, NO_STEPS, False, False),
-        torch.get_num_threads(),
-        _volume("input", input),
-        _volume("grad_output", grad_output),
-        _memory.raw("grad_weight", gradient),
-    )
-
-
-def block_training(*arguments: Any) -> tuple[Tensor, ...]:
-    """``conv_transpose3d_block_training``."""
-    return _for_training(True, *arguments)
+def _plan_training(tensors: Sequence[Any], rest: Sequence[Any]) -> Plan:
+    arguments = True, _checked(tensors, rest), Steps(*rest[5:11]).norm_groups, rest[12]
+    return Plan(_for_training, arguments, tensors, (0,))
 
 
 def _for_training(
     with_output: bool,
+    block: _native.Block,
+    norm_groups: int | None,
+    channels_last: bool,
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     norm_weight: Tensor | None,
     norm_bias: Tensor | None,
-    *rest: Any,
-) -> tuple[Tensor, ...]:
-    conv, steps, channels_last = Conv(*rest[:5]), Steps(*rest[5:11]), rest[12]
-    checked = native_block(weight.shape, conv, steps, bias is not None, norm_weight is not None)
-    input, weight = _memory.dense(input, True), _memory.dense(weight)
-    bias, norm_weight, norm_bias = (_dense(t) for t in (bias, norm_weight, norm_bias))
-    shape = checked.output_shape(input.shape)
+) -> list[Any]:
+    shape = block.output_shape(input.shape)
     output = _empty(shape, input.dtype, channels_last) if with_output else None
     convolution = _empty(shape, input.dtype, channels_last)
-    size = (shape[0], steps.norm_groups) if steps.norm_groups else (0,)
+    size = (shape[0], norm_groups) if norm_groups else (0,)
     mean, rstd = (torch.zeros(size, dtype=accumulator(input.dtype)) for _ in range(2))
     _native.forward_for_training(
-        checked,
+        block,
         torch.get_num_threads(),
         _volume("input", input),
         _memory.raw("weight", weight),
@@ -249,51 +274,143 @@ def _for_training(
         _raw("output", output),
         channels_last,
     )
-    kept = (convolution, mean, rstd)
-    return kept if output is None else (output, *kept)
+    kept = [convolution, mean, rstd]
+    return [output, *kept] if with_output else kept
 
 
-def block_grad(
+# --- Gradients ------------------------------------------------------------------------------------
+
+
+def _plan_input_grad(tensors: Sequence[Any], rest: Sequence[Any]) -> Plan:
+    grad_output, weight = tensors
+    conv = Conv(*rest[:5])
+    block = native_block(weight.shape, conv, NO_STEPS, False, False)
+    arguments = block, input_size(grad_output, weight, conv), rest[6]
+    return Plan(_input_grad, arguments, tensors, (0,))
+
+
+def _input_grad(
+    block: _native.Block,
+    size: Sequence[int],
+    channels_last: bool,
+    grad_output: Tensor,
+    weight: Tensor,
+) -> list[Tensor | None]:
+    gradient = _empty(size, weight.dtype, channels_last)
+    _write_input_grad(block, grad_output, weight, gradient)
+    return [gradient]
+
+
+def _write_input_grad(
+    block: _native.Block, grad_output: Tensor, weight: Tensor, to: Tensor
+) -> None:
+    _native.input_gradient(
+        block,
+        torch.get_num_threads(),
+        _volume("grad_output", grad_output),
+        _memory.raw("weight", weight),
+        _volume("grad_input", to),
+    )
+
+
+def _plan_weight_grad(tensors: Sequence[Any], rest: Sequence[Any]) -> Plan:
+    input, grad_output = tensors
+    kernel_size, conv = rest[0], Conv(*rest[1:6])
+    shape = (input.shape[1], grad_output.shape[1] // conv.groups, *kernel_size)
+    block = native_block(shape, conv, NO_STEPS, False, False)
+    return Plan(_weight_grad, (block, shape), tensors, (0, 1))
+
+
+def _weight_grad(
+    block: _native.Block, shape: Sequence[int], input: Tensor, grad_output: Tensor
+) -> list[Tensor | None]:
+    gradient = torch.empty(shape, dtype=input.dtype)
+    _write_weight_grad(block, input, grad_output, gradient)
+    return [gradient]
+
+
+def _write_weight_grad(
+    block: _native.Block, input: Tensor, grad_output: Tensor, to: Tensor
+) -> None:
+    _native.weight_gradient(
+        block,
+        torch.get_num_threads(),
+        _volume("input", input),
+        _volume("grad_output", grad_output),
+        _memory.raw("grad_weight", to),
+    )
+
+
+class _Backward(NamedTuple):
+    """A block's backward pass.
+
+    Attributes:
+        block: The block.
+        conv: Its convolution alone.
+        wanted: Which gradients are.
+    """
+
+    block: _native.Block
+    conv: _native.Block
+    wanted: Sequence[bool]
+
+
+def _backward_of(tensors: Sequence[Any], rest: Sequence[Any], wanted: Sequence[bool]) -> _Backward:
+    conv = native_block(tensors[1].shape, Conv(*rest[:5]), NO_STEPS, False, False)
+    return _Backward(_checked(tensors, rest), conv, wanted)
+
+
+def _plan_block_grad(tensors: Sequence[Any], rest: Sequence[Any]) -> Plan:
+    backward = _backward_of(tensors[1:6], rest, rest[12])
+    return Plan(_block_grad, (backward,), tensors, (0, 1, 6))
+
+
+def _block_grad(
+    backward: _Backward,
     grad_output: Tensor,
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     norm_weight: Tensor | None,
     norm_bias: Tensor | None,
-    convolution: Tensor,
-    mean: Tensor,
-    rstd: Tensor,
-    *rest: Any,
-) -> tuple[Tensor, ...]:
-    """``conv_transpose3d_block_grad``."""
-    parameters, kept = (weight, bias, norm_weight, norm_bias), (convolution, mean, rstd)
-    of_input = _empty_as(input) if rest[12][0] else None
+    *kept: Tensor,
+) -> list[Tensor | None]:
+    of_input = _empty_as(input) if backward.wanted[0] else None
+    parameters = (weight, bias, norm_weight, norm_bias)
     gradients = (of_input, grad_output, input, parameters, kept)
-    of_parameters = _block_grad(weight.dtype, *gradients, rest[:11], rest[12])
-    return _there(input, of_input, *of_parameters)
+    return [of_input, *_of_parameters(backward, weight.dtype, *gradients)]
 
 
-def block_recomputed_grad(
+def _empty_as(input: Tensor) -> Tensor:
+    """Memory for the gradient of an input, which lies as that does."""
+    return _empty(input.shape, input.dtype, _memory.is_channels_last(input))
+
+
+def _plan_recomputed_grad(tensors: Sequence[Any], rest: Sequence[Any]) -> Plan:
+    backward = _backward_of(tensors[1:], rest, rest[13])
+    arguments = backward, Steps(*rest[5:11]).norm_groups, rest[12]
+    return Plan(_recomputed_grad, arguments, tensors, (0, 1))
+
+
+def _recomputed_grad(
+    backward: _Backward,
+    norm_groups: int | None,
+    channels_last: bool,
     grad_output: Tensor,
     input: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    norm_weight: Tensor | None,
-    norm_bias: Tensor | None,
-    *rest: Any,
-) -> tuple[Tensor, ...]:
-    """``conv_transpose3d_block_recomputed_grad``."""
-    *options, wanted = rest
-    parameters, pieces = (weight, bias, norm_weight, norm_bias), _pieces(grad_output)
-    of_input = _empty_as(input) if wanted[0] else None
+    *parameters: Any,
+) -> list[Tensor | None]:
+    pieces = _pieces(grad_output)
+    of_input = _empty_as(input) if backward.wanted[0] else None
     # Sums over samples are rounded once.
-    dtype = weight.dtype if len(pieces) == 1 else torch.float64
+    own = parameters[0].dtype
+    dtype = own if len(pieces) == 1 else torch.float64
 
     def of_piece(piece: slice) -> list[Tensor | None]:
-        kept = _for_training(False, input[piece], *parameters, *options)
+        given = input[piece]
+        kept = _for_training(False, backward.block, norm_groups, channels_last, given, *parameters)
         to = None if of_input is None else of_input[piece]
-        gradients = (to, grad_output[piece], input[piece], parameters, kept)
-        return _block_grad(dtype, *gradients, options[:11], wanted)
+        return _of_parameters(backward, dtype, to, grad_output[piece], given, parameters, kept)
 
     sums = of_piece(pieces[0])
     for piece in pieces[1:]:
@@ -301,8 +418,7 @@ def block_recomputed_grad(
         for total, more in zip(sums, of_piece(piece), strict=True):
             if total is not None and more is not None:
                 total += more
-    of_parameters = (None if total is None else total.to(weight.dtype) for total in sums)
-    return _there(input, of_input, *of_parameters)
+    return [of_input, *(None if total is None else total.to(own) for total in sums)]
 
 
 # Bytes of an output that is taken in pieces where it is computed again; so many at least, if there
@@ -319,54 +435,44 @@ def _pieces(output: Tensor) -> list[slice]:
     return [slice(start, start + size) for start in range(0, batch, size)]
 
 
-def _there(like: Tensor, *gradients: Tensor | None) -> tuple[Tensor, ...]:
-    """Gradients as an operator returns them: an empty tensor for one that is not there."""
-    return tuple(like.new_empty(0) if gradient is None else gradient for gradient in gradients)
-
-
-def _block_grad(
+def _of_parameters(
+    backward: _Backward,
     dtype: torch.dtype,
     of_input: Tensor | None,
     grad_output: Tensor,
     input: Tensor,
     parameters: Sequence[Any],
     kept: Sequence[Tensor],
-    rest: Sequence[Any],
-    wanted: Sequence[bool],
 ) -> list[Tensor | None]:
     """Writes the gradient of the input, and returns those of the parameters.
 
     Args:
+        backward: The pass.
         dtype: Of the parameters' gradients: the tensors' own, or float64.
         of_input: Where the gradient of the input goes, if it is wanted; it lies as the input does.
         grad_output: As the operator takes it.
         input: Likewise.
         parameters: Likewise.
         kept: What the forward pass saves.
-        rest: The convolution and the steps.
-        wanted: Which gradients are wanted.
     """
+    wanted = backward.wanted
     weight, bias, norm_weight, norm_bias = parameters
-    conv, steps = Conv(*rest[:5]), Steps(*rest[5:11])
-    checked = native_block(weight.shape, conv, steps, bias is not None, norm_weight is not None)
-    grad_output, convolution = _memory.dense(grad_output, True), _memory.dense(kept[0], True)
-    mean, rstd = _memory.dense(kept[1]), _memory.dense(kept[2])
-    scale, shift = _dense(norm_weight), _dense(norm_bias)
+    convolution, mean, rstd = kept
     # The gradient of the convolution's output, in its memory format.
     through = torch.empty_like(convolution) if wanted[0] or wanted[1] else None
     of_vectors = [
         torch.empty(vector.shape, dtype=dtype) if vector is not None and wants else None
-        for vector, wants in zip((bias, scale, shift), wanted[2:], strict=True)
+        for vector, wants in zip((bias, norm_weight, norm_bias), wanted[2:], strict=True)
     ]
     _native.epilogue_gradient(
-        checked,
+        backward.block,
         torch.get_num_threads(),
         input.shape,
         _volume("convolution", convolution),
         _memory.raw("mean", mean),
         _memory.raw("rstd", rstd),
-        _raw("norm_weight", scale),
-        _raw("norm_bias", shift),
+        _raw("norm_weight", norm_weight),
+        _raw("norm_bias", norm_bias),
         _volume("grad_output", grad_output),
         None if through is None else _volume("grad_convolution", through),
         _raw("grad_bias", of_vectors[0]),
@@ -376,9 +482,9 @@ def _block_grad(
     of_weight = None
     if through is not None and wanted[1]:
         of_weight = torch.empty(weight.shape, dtype=dtype)
-        _weight_grad(input, through, conv, of_weight)
+        _write_weight_grad(backward.conv, input, through, of_weight)
     if through is not None and of_input is not None:
-        _input_grad(through, weight, conv, of_input)
+        _write_input_grad(backward.conv, through, weight, of_input)
     return [of_weight, *of_vectors]
 
 
@@ -390,3 +496,14 @@ def input_size(grad_output: Tensor, weight: Tensor, conv: Conv) -> list[int]:
         inside = grad_output.shape[2 + axis] - 1 + 2 * conv.padding[axis] - reach
         size.append(inside // conv.stride[axis] + 1)
     return size
+
+
+KERNELS: dict[str, Kernel] = {
+    "conv_transpose3d": Kernel(_plan_conv),
+    "conv_transpose3d_input_grad": Kernel(_plan_input_grad),
+    "conv_transpose3d_weight_grad": Kernel(_plan_weight_grad),
+    "conv_transpose3d_block": Kernel(_plan_block),
+    "conv_transpose3d_block_training": Kernel(_plan_training),
+    "conv_transpose3d_block_grad": Kernel(_plan_block_grad),
+    "conv_transpose3d_block_recomputed_grad": Kernel(_plan_recomputed_grad),
+}

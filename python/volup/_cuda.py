@@ -1,26 +1,20 @@
-"""Calls on CUDA tensors: planned once for each kind of call, then only launched.
-
-A GPU is done with a small volume in a few microseconds, so what depends on the kind of call alone
-(shapes, strides, types, parameters) is decided once and looked up from then on. Nothing of the
-tensors' values is kept.
-"""
+"""Passes on CUDA tensors: planned once for each kind of call, then only launched."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Hashable, Sequence
-from threading import Lock
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from volup import _memory, _native
-from volup._compose import Activation, flagged_precision
+from volup._calls import Tensors
+from volup._compose import flagged_precision
 
 # A pass's tensors, in the order in which the native module takes their addresses.
-SLOTS = (
+SLOTS: tuple[str, ...] = (
     "input",
     "weight",
     "bias",
@@ -38,23 +32,11 @@ SLOTS = (
     "grad_norm_bias",
 )
 # Those of a forward pass.
-NAMES = SLOTS[:5]
-Tensors = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None]
-
-# More kinds of calls than a program makes, unless the sizes of its inputs vary endlessly.
-_MOST_PLANS = 1024
+NAMES: tuple[str, ...] = SLOTS[:5]
+# After them comes the scratch memory.
+_WORKSPACE = len(SLOTS)
 # What the kernels' reads are aligned to; PyTorch aligns to 512, but a view may begin anywhere.
 _ALIGNMENT = 16
-
-# Of tensors whose class does not say that they are without memory.
-NO_DISPATCH = Tensor.__torch_dispatch__
-
-
-class Runs(Protocol):
-    """What is kept of a kind of call: how it is computed."""
-
-    def run(self, tensors: Sequence[Tensor | None], /) -> Sequence[Tensor]:
-        """The results for tensors of this kind."""
 
 
 class Plan:
@@ -62,17 +44,17 @@ class Plan:
 
     Attributes:
         launch: Launches the kernels; None where there is nothing to compute.
-        reads: Of each tensor that is given, where its address goes, its bytes, its bytes an element
-            and, if that is not how it lies, the memory format to copy it to. None for one that is
-            missing or has no part in the pass.
-        writes: Of each result, where its address goes (None for one that is not wanted), its shape,
-            strides and type.
+        slots: Where the address of each tensor goes: of those that are given, the results that are
+            wanted, the scratch memory. A byte each, 255 for one that has no part in the pass.
+        copied: Which of the given tensors are copied first, and the memory format that they have to
+            lie in; None for their own, at an address that kernels can read.
+        writes: Of each result a tensor like it that has no memory; None for one that is not wanted.
         device: Of everything.
         index: Of the device.
         workspace: Bytes of scratch memory.
     """
 
-    __slots__ = ("device", "index", "launch", "reads", "workspace", "writes")
+    __slots__ = ("copied", "device", "index", "launch", "slots", "workspace", "writes")
 
     def __init__(
         self,
@@ -85,175 +67,77 @@ class Plan:
 
         Args:
             launch: As the attribute.
-            reads: Name, tensor, and whether it has to lie in channels_last_3d.
-            writes: Name, and a tensor without memory.
+            reads: Name, tensor, and whether it has to lie in channels_last_3d; no tensor for one
+                that is missing or has no part in the pass.
+            writes: Name, and a tensor without memory; no name for one that is not wanted.
             device: As the attribute.
+
+        Raises:
+            RuntimeError: A tensor has no memory.
         """
         self.launch = launch
-        self.reads = [
-            None if tensor is None else _read(name, tensor, channels_last)
-            for name, tensor, channels_last in reads
-        ]
-        self.writes = [
-            (None if name is None else SLOTS.index(name), like.shape, like.stride(), like.dtype)
-            for name, like in writes
-        ]
+        slots = [255 if tensor is None else SLOTS.index(name) for name, tensor, _ in reads]
+        slots += [SLOTS.index(name) for name, _ in writes if name is not None]
+        self.slots = bytes([*slots, _WORKSPACE])
+        self.copied: list[tuple[int, torch.memory_format | None]] = []
+        for i, (name, tensor, channels_last) in enumerate(reads):
+            if tensor is None:
+                continue
+            memory_format = torch.channels_last_3d if channels_last else torch.contiguous_format
+            batch = tensor.unsqueeze(0) if tensor.dim() == 4 else tensor
+            if not batch.is_contiguous(memory_format=memory_format):
+                self.copied.append((i, memory_format))
+            elif _memory.raw(name, tensor)[0] % _ALIGNMENT:
+                self.copied.append((i, None))
+        self.writes = [None if name is None else _pattern(like, device) for name, like in writes]
         self.device = device
         self.index = device.index
         self.workspace = 0 if launch is None else launch.workspace_bytes
 
-    def run(self, tensors: Sequence[Tensor | None]) -> list[Tensor]:
+    def run(self, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Launches the kernels on the device's current stream, and waits for nothing.
 
         Raises:
-            RuntimeError: A tensor has no memory, or the launch failed.
+            RuntimeError: The launch failed.
         """
-        addresses = [0] * 16
-        results = []
-        for slot, shape, strides, dtype in self.writes:
-            result = torch.empty_strided(shape, strides, dtype=dtype, device=self.device)
+        device = self.device
+        results: list[Tensor | None] = []
+        passed = [*tensors]
+        for write in self.writes:
+            if write is None:
+                results.append(None)
+                continue
+            result = torch.empty_like(write)
             if type(result) is not Tensor:
                 # Under a mode that fakes what is allocated, the result is no memory either.
                 kind = type(result).__name__
                 raise RuntimeError(f"output must be a plain torch.Tensor, got {kind}")
             results.append(result)
-            if slot is not None:
-                addresses[slot] = result.data_ptr()
-        # The copies live until the launch: what is allocated later is used later on the stream.
-        held = []
-        for tensor, read in zip(tensors, self.reads, strict=True):
-            if tensor is None or read is None:
-                continue
-            slot, nbytes, itemsize, memory_format = read
-            if memory_format is not None:
-                tensor = tensor.contiguous(memory_format=memory_format)
-                held.append(tensor)
-            end = tensor.storage_offset() * itemsize + nbytes
-            if tensor.untyped_storage().nbytes() < end:
-                raise RuntimeError(f"{SLOTS[slot]} has no memory: its storage was freed")
-            address = tensor.data_ptr()
-            if address % _ALIGNMENT:
-                tensor = tensor.clone()
-                held.append(tensor)
-                address = tensor.data_ptr()
-            addresses[slot] = address
+            passed.append(result)
         if self.launch is None:
-            return [result.zero_() for result in results]
-        if self.workspace:
-            workspace = torch.empty(self.workspace, dtype=torch.uint8, device=self.device)
-            addresses[15] = workspace.data_ptr()
-        self.launch.run(addresses, torch._C._cuda_getCurrentRawStream(self.index))
+            return [None if result is None else result.zero_() for result in results]
+        # Copies live until the launch: what is allocated later is used later on the stream.
+        for i, memory_format in self.copied:
+            tensor: Any = tensors[i]
+            if memory_format is None:
+                passed[i] = tensor.clone()
+            else:
+                passed[i] = tensor.contiguous(memory_format=memory_format)
+        stream = torch._C._cuda_getCurrentRawStream(self.index)
+        try:
+            self.launch.run(passed, self.slots, stream)
+        except MemoryError:
+            # With PyTorch's own error, if it has none to give.
+            passed.append(torch.empty(self.workspace, dtype=torch.uint8, device=device))
+            self.launch.run(passed, self.slots, stream)
         return results
 
 
-def _read(
-    name: str, tensor: Tensor, channels_last: bool
-) -> tuple[int, int, int, torch.memory_format | None]:
-    memory_format = torch.channels_last_3d if channels_last else torch.contiguous_format
-    batch = tensor.unsqueeze(0) if tensor.dim() == 4 else tensor
-    dense = batch.is_contiguous(memory_format=memory_format)
-    itemsize = tensor.element_size()
-    copied = None if dense else memory_format
-    return SLOTS.index(name), tensor.numel() * itemsize, itemsize, copied
-
-
-_plans: dict[Hashable, Runs] = {}
-_lock = Lock()
-
-
-def launch_planned(
-    tensors: Tensors,
-    stride: object,
-    padding: object,
-    output_padding: object,
-    groups: object,
-    dilation: object,
-    activation: Activation,
-    norm_groups: object,
-    eps: float,
-    post_activation: Activation,
-    precision: str | None,
-    memory: str | None,
-) -> Tensor | None:
-    """The result of a call like one that was checked and planned before, else None.
-
-    Nothing is raised for arguments that are wrong: no plan is found for them.
-    """
-    if forward_ad._current_level >= 0:
-        return None
-    try:
-        if torch.is_autocast_enabled():
-            tensors = _autocast(tensors)
-        integers = _native.integers(stride, padding, output_padding, groups, dilation, norm_groups)
-        key = _key(tensors, integers, activation, eps, post_activation, precision, memory)
-        plan = _plans.get(key)
-    except Exception:
-        return None
-    return None if plan is None else plan.run(tensors)[0]
-
-
-def is_watched() -> bool:
-    """Whether a mode, a trace or a transform stands between calls and memory."""
-    return (
-        torch._C._get_tracing_state() is not None
-        or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._functorch.peek_interpreter_stack() is not None
-    )
-
-
-def planned(key: Hashable) -> Runs | None:
-    """How calls of a kind are computed, if that is known."""
-    return _plans.get(key)
-
-
-def remember(key: Hashable, plan: Runs) -> None:
-    """Keeps how calls of a kind are computed."""
-    with _lock:
-        while len(_plans) >= _MOST_PLANS:
-            del _plans[next(iter(_plans))]
-        _plans[key] = plan
-
-
-def run(
-    make: Callable[[Tensors], Runs],
-    tensors: dict[str, Tensor],
-    integers: bytes,
-    activation: Activation,
-    eps: float,
-    post_activation: Activation,
-    precision: str | None,
-    memory: str | None,
-) -> Tensor:
-    """The result of a call whose tensors have been checked; keeps how it was computed.
-
-    Args:
-        make: Says how calls with tensors like these are computed.
-        tensors: As for ``conv_transpose3d_block``, and so on.
-        integers: Of ``_native.integers``.
-        activation: As there.
-        eps: As there.
-        post_activation: As there.
-        precision: As there.
-        memory: As there.
-
-    Raises:
-        RuntimeError: The engine failed.
-        _native.NoEngineError: The engine has no kernels for this call.
-    """
-    resolved = {name: tensor.resolve_neg() for name, tensor in tensors.items()}
-    each: Tensors = tuple(resolved.get(name) for name in NAMES)  # type: ignore[assignment]
-    # A key is compared by value, so it holds no object whose value may change.
-    if isinstance(activation, tuple):
-        activation = activation[0], float(activation[1])
-    if isinstance(post_activation, tuple):
-        post_activation = post_activation[0], float(post_activation[1])
-    key = _key(each, integers, activation, float(eps), post_activation, precision, memory)
-    plan = _plans.get(key)
-    if plan is None:
-        plan = make(each)
-        if key is not None:
-            remember(key, plan)
-    return plan.run(each)[0]
+def _pattern(like: Tensor, device: torch.device) -> Tensor:
+    """A tensor to make others like, which takes less time than from its sizes and all the rest."""
+    pattern = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=device)
+    pattern.untyped_storage().resize_(0)
+    return pattern
 
 
 def obstacle(device: torch.device) -> str | None:
@@ -276,46 +160,6 @@ def warn(reason: str) -> None:
         _warned.add(reason)
         text = f"volup's CUDA engine cannot compute this, so PyTorch does: {reason}"
         warnings.warn(text, RuntimeWarning, stacklevel=4)
-
-
-def _autocast(tensors: Tensors) -> Tensors:
-    to = torch.get_autocast_dtype("cuda")
-    return tuple(  # type: ignore[return-value]
-        None if tensor is None else _memory.autocast(tensor, to) for tensor in tensors
-    )
-
-
-def _key(
-    tensors: Tensors,
-    integers: bytes,
-    activation: Activation,
-    eps: float,
-    post_activation: Activation,
-    precision: str | None,
-    memory: str | None,
-) -> Hashable:
-    """All that a plan depends on; None, which no plan has, where tensors may have no memory."""
-    if is_watched():
-        return None
-    grad = torch.is_grad_enabled()
-    records = False
-    parts: list[Hashable] = [integers, activation, eps, post_activation]
-    for tensor in tensors:
-        if tensor is None:
-            parts.append(None)
-            continue
-        if tensor.is_neg() or type(tensor).__torch_dispatch__ is not NO_DISPATCH:
-            return None
-        records = records or (grad and tensor.requires_grad)
-        parts += (tensor.device, tensor.dtype, tensor.shape, tensor.stride())
-    if records:
-        # The flags count again when the gradients are computed.
-        parts.append((precision, memory))
-    elif precision is None and tensors[0].dtype is torch.float32:
-        parts.append(flagged_precision())
-    else:
-        parts.append(precision)
-    return tuple(parts)
 
 
 def plan_forward(block: _native.Block, precision: str | None, tensors: Tensors) -> Plan:

@@ -5,7 +5,7 @@ Where the engine cannot run, PyTorch's operators compute in its place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from volup import _compose, _cpu, _cuda, _memory, _native
+from volup._calls import Runs
 from volup._cpu import NO_STEPS, Conv, Steps
 
 Given = Sequence[Tensor | None]
@@ -75,7 +76,6 @@ class Kernel:
     Attributes:
         name: The operator's.
         reads: Its tensors, by their names in a pass.
-        count: How many there are.
         writes: Its results, likewise.
         of: Says what its arguments ask of the engine.
         instead: Computes the results by PyTorch's operators; None for one that is not wanted.
@@ -92,52 +92,11 @@ class Kernel:
         """Takes the attributes."""
         self.name = name
         self.reads = reads
-        self.count = len(reads)
         self.writes = writes
         self.of = of
         self.instead = instead
 
-    def __call__(self, *arguments: Any) -> Any:
-        """The operator on plain tensors, as PyTorch's dispatcher calls it."""
-        tensors, rest = arguments[: self.count], arguments[self.count :]
-        key = self._key(tensors, rest)
-        if key is not None:
-            return self._run(tensors, rest, key)
-        # Of a class that turns the dispatcher off. What is so seldom is not kept.
-        plain = [None if t is None else t.resolve_neg() for t in tensors]
-        return _results(self.plan(plain, rest).run(plain))
-
-    def directly(self, *arguments: Any) -> Any:
-        """The operator where the dispatcher would do no more than to call it, else None."""
-        if not arguments[0].is_cuda or _cuda.is_watched():
-            return None
-        tensors, rest = arguments[: self.count], arguments[self.count :]
-        key = self._key(tensors, rest)
-        return None if key is None else self._run(tensors, rest, key)
-
-    def _key(self, tensors: Given, rest: Sequence[Any]) -> Hashable:
-        """All that a plan depends on; None for tensors that only the dispatcher knows to handle."""
-        parts: list[Hashable] = [self.name]
-        for tensor in tensors:
-            if tensor is None:
-                parts.append(None)
-                continue
-            if tensor.is_neg() or type(tensor).__torch_dispatch__ is not _cuda.NO_DISPATCH:
-                return None
-            parts += (tensor.device, tensor.dtype, tensor.shape, tensor.stride())
-        parts += [tuple(part) if type(part) is list else part for part in rest]
-        if tensors[0].dtype is torch.float32:  # type: ignore[union-attr]
-            parts.append(_compose.flagged_precision())
-        return tuple(parts)
-
-    def _run(self, tensors: Given, rest: Sequence[Any], key: Hashable) -> Any:
-        plan = _cuda.planned(key)
-        if plan is None:
-            plan = self.plan(tensors, rest)
-            _cuda.remember(key, plan)
-        return _results(plan.run(tensors))
-
-    def plan(self, tensors: Given, rest: Sequence[Any]) -> _cuda.Runs:
+    def plan(self, tensors: Given, rest: Sequence[Any]) -> Runs:
         """Checks a call and says how those like it are computed.
 
         Raises:
@@ -174,11 +133,6 @@ class Kernel:
             for name, meta in zip(self.writes, like, strict=True)
         ]
         return _cuda.Plan(launch, reads, writes, device)
-
-
-def _results(results: Sequence[Tensor]) -> Any:
-    """As an operator returns them."""
-    return results[0] if len(results) == 1 else tuple(results)
 
 
 _GRADIENTS = _cuda.SLOTS[10:]

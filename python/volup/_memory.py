@@ -7,8 +7,6 @@ here, before its address is taken.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
@@ -89,27 +87,14 @@ def expect(name: str, tensor: Tensor, shape: torch.Size, dtype: torch.dtype) -> 
         raise RuntimeError(f"{name} must have dtype {DTYPES[dtype]}, got {got_type}")
 
 
-def is_plain(tensors: Iterable[Tensor]) -> bool:
-    """Whether tensors can be computed with as they are, with nothing for PyTorch to see of it.
-
-    Not if a gradient is to be recorded, nor if a tensor or a mode stands between the caller and
-    memory: fake, functional and distributed tensors, traces.
+def check_not_transformed() -> None:
+    """Refuses calls inside of a transform of ``torch.func``.
 
     Raises:
-        RuntimeError: A transform of ``torch.func`` does.
+        RuntimeError: There is one.
     """
     if torch._C._functorch.peek_interpreter_stack() is not None:
         raise RuntimeError("volup's functions cannot be transformed by torch.func")
-    grad = torch.is_grad_enabled()
-    # A subclass that only adds attributes or __torch_function__ is a tensor like any other; one
-    # with __torch_dispatch__ may have no memory at all.
-    for tensor in tensors:
-        if (grad and tensor.requires_grad) or type(tensor).__torch_dispatch__ is not _NO_DISPATCH:
-            return False
-    return torch._C._len_torch_dispatch_stack() == 0 and torch._C._get_tracing_state() is None
-
-
-_NO_DISPATCH = Tensor.__torch_dispatch__
 
 
 def check_no_tangent(tensors: dict[str, Tensor]) -> None:

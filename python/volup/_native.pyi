@@ -1,10 +1,10 @@
 """The native module: sizes, computation and files. Tensors are (address, shape, type's name)."""
 
 import os
-from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from volup._compose import Activation
 from volup._memory import RawTensor
@@ -83,7 +83,7 @@ class CudaPass:
         ordinal: int,
         /,
     ) -> None: ...
-    def run(self, addresses: Sequence[int], stream: int, /) -> None: ...
+    def run(self, tensors: list[Tensor | None], slots: bytes, stream: int, /) -> None: ...
 
 class NoEngineError(RuntimeError):
     """The CUDA engine cannot run here."""
@@ -138,15 +138,10 @@ def epilogue_gradient(
     /,
 ) -> None: ...
 def cuda_status(ordinal: int, /) -> str | None: ...
-def integers(
-    stride: object,
-    padding: object,
-    output_padding: object,
-    groups: object,
-    dilation: object,
-    norm_groups: object,
-    /,
-) -> bytes: ...
+def kind(
+    tensors: tuple[Tensor | None, ...], grad: bool, arguments: tuple[Any, ...], /
+) -> bytes | None: ...
+def describe(tensors: tuple[Tensor | None, ...], /) -> bytes | None: ...
 def cases() -> list[dict[str, Any]]: ...
 def published() -> list[dict[str, Any]]: ...
 def describe_cpu(threads: int) -> list[tuple[str, str]]: ...

@@ -4,20 +4,22 @@ Every operator takes batched volumes. ``conv_transpose3d`` and the gradients of 
 closed under differentiation: the gradient of each is made of the others. A block's gradient is one
 fused operator; the gradient of that is composed of the convolution's operators and PyTorch's.
 
-Kernels are in ``_cpu`` and ``_cuda_operators``. ``precision`` is what float32 is multiplied in on a
-GPU; None follows PyTorch's flags, those of the moment in the backward pass too.
+Kernels are in ``_cpu`` and ``_cuda_operators``, gradients in ``_autograd``. ``precision`` is what
+float32 is multiplied in on a GPU; None follows PyTorch's flags, those of the moment in the backward
+pass too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from volup import _cpu, _cuda, _cuda_operators, _memory
-from volup._compose import follow
+from volup import _autograd, _cpu, _cuda_operators, _memory
+from volup._calls import KERNELS, Call
 from volup._cpu import NO_STEPS, Conv, Steps
 
 _CONV = (
@@ -57,28 +59,26 @@ OPERATORS = torch.ops.volup
 # --- Kernels --------------------------------------------------------------------------------------
 
 
-def _bare(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A block's kernel as that of the convolution alone."""
+def _kernel(name: str, count: int) -> Callable[..., Any]:
+    """An operator on plain tensors, as PyTorch's dispatcher calls it."""
 
-    def conv_transpose3d(input: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
-        *conv, precision, channels_last = rest
-        return kernel(input, weight, bias, None, None, *conv, *NO_STEPS, precision, channels_last)
+    def kernel(*arguments: Any) -> Any:
+        tensors, rest = arguments[:count], arguments[count:]
+        plan = Call.of(name, rest).plan(tensors)
+        if plan is None:
+            # Of a class that turns the dispatcher off. What is so seldom is not kept.
+            tensors = tuple(None if t is None else t.resolve_neg() for t in tensors)
+            plan = KERNELS[tensors[0].is_cuda][name].plan(tensors, rest)
+        return _autograd.whole(plan.run(tensors), tensors)
 
-    return conv_transpose3d
+    return kernel
 
 
-for _name, _function in (
-    ("conv_transpose3d", _bare(_cpu.block)),
-    ("conv_transpose3d_input_grad", _cpu.input_grad),
-    ("conv_transpose3d_weight_grad", _cpu.weight_grad),
-    ("conv_transpose3d_block", _cpu.block),
-    ("conv_transpose3d_block_training", _cpu.block_training),
-    ("conv_transpose3d_block_grad", _cpu.block_grad),
-    ("conv_transpose3d_block_recomputed_grad", _cpu.block_recomputed_grad),
-):
-    _library.impl(_name, _function, "CPU")
-for _name, _function in _cuda_operators.KERNELS.items():
-    _library.impl(_name, _function, "CUDA")
+KERNELS[False].update(_cpu.KERNELS)
+KERNELS[True].update(_cuda_operators.KERNELS)
+for _name, _function in _autograd.FUNCTIONS.items():
+    for _device in ("CPU", "CUDA"):
+        _library.impl(_name, _kernel(_name, _function.count), _device)
 
 
 # --- Tensors without memory -----------------------------------------------------------------------
@@ -154,214 +154,8 @@ for _name, _fake in (
 
 # --- Autograd -------------------------------------------------------------------------------------
 
-
-def _save_factors(ctx: Any, first: Tensor, second: Tensor, rest: Sequence[Any]) -> None:
-    """Keeps each of two factors if the gradient of the other is needed, and conv and precision."""
-    needed = ctx.needs_input_grad
-    ctx.save_for_backward(first if needed[1] else None, second if needed[0] else None)
-    ctx.channels_last = [_memory.is_channels_last(first), _memory.is_channels_last(second)]
-    ctx.kernel_size = second.shape[2:]
-    ctx.rest = tuple(rest)
-
-
-def _save_conv(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _save_factors(ctx, inputs[0], inputs[1], inputs[3:9])
-
-
-def _save_input_grad(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _save_factors(ctx, inputs[0], inputs[1], inputs[2:8])
-
-
-def _save_weight_grad(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _save_factors(ctx, inputs[0], inputs[1], inputs[3:9])
-
-
-def _conv_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    input, weight = ctx.saved_tensors
-    of_input = of_weight = of_bias = None
-    if ctx.needs_input_grad[0]:
-        of_input = input_grad(grad, weight, *ctx.rest, ctx.channels_last[0])
-    if ctx.needs_input_grad[1]:
-        of_weight = weight_grad(input, grad, ctx.kernel_size, *ctx.rest)
-    if ctx.needs_input_grad[2]:
-        of_bias = grad.sum((0, 2, 3, 4))
-    return of_input, of_weight, of_bias, *[None] * 7
-
-
-def _input_grad_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    grad_output, weight = ctx.saved_tensors
-    of_output = of_weight = None
-    if ctx.needs_input_grad[0]:
-        of_output = conv_transpose3d(grad, weight, None, *ctx.rest, ctx.channels_last[0])
-    if ctx.needs_input_grad[1]:
-        of_weight = weight_grad(grad, grad_output, ctx.kernel_size, *ctx.rest)
-    return of_output, of_weight, *[None] * 7
-
-
-def _weight_grad_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    input, grad_output = ctx.saved_tensors
-    of_input = of_output = None
-    if ctx.needs_input_grad[0]:
-        of_input = input_grad(grad_output, grad, *ctx.rest, ctx.channels_last[0])
-    if ctx.needs_input_grad[1]:
-        of_output = conv_transpose3d(input, grad, None, *ctx.rest, ctx.channels_last[1])
-    return of_input, of_output, *[None] * 7
-
-
-def _save_block(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    """Keeps the five tensors, and of the training operator what it has saved."""
-    kept: tuple[Any, ...] = ()
-    if isinstance(output, tuple):
-        kept = output[1:]
-        ctx.mark_non_differentiable(*kept)
-        ctx.set_materialize_grads(False)
-    ctx.save_for_backward(*inputs[:5], *kept)
-    ctx.rest = inputs[5:]
-
-
-def _block_backward(ctx: Any, grad: Tensor | None, *_: Any) -> tuple[Tensor | None, ...]:
-    tensors, kept = ctx.saved_tensors[:5], ctx.saved_tensors[5:]
-    unneeded = [None] * len(ctx.rest)
-    if grad is None:
-        return *[None] * 5, *unneeded
-    wanted = [bool(needed) for needed in ctx.needs_input_grad[:5]]
-    if kept:
-        gradients = block_grad(grad, *tensors, *kept, *ctx.rest[:12], wanted)
-    else:
-        gradients = block_recomputed_grad(grad, *tensors, *ctx.rest, wanted)
-    return *_those(gradients, wanted), *unneeded
-
-
-def _those(gradients: Sequence[Any], wanted: Sequence[bool]) -> list[Any]:
-    return [gradient if wants else None for gradient, wants in zip(gradients, wanted, strict=True)]
-
-
-def _save_block_grad(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    ctx.save_for_backward(*inputs[:6])
-    # Of what was saved nothing is needed.
-    ctx.rest = tuple(argument for argument in inputs[6:] if not isinstance(argument, Tensor))
-    ctx.unneeded = [None] * len(inputs[6:])
-    ctx.set_materialize_grads(False)
-
-
-def _block_grad_backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-    """The gradient of a block's gradient: that of a composition, differentiated twice."""
-    recorded = torch.is_grad_enabled()
-    # Through tensors of its own: what one depends on by its history is no part of this gradient.
-    with torch.enable_grad():
-        given: list[Any] = [
-            None if t is None else t.view_as(t) if t.requires_grad else t.detach().requires_grad_()
-            for t in ctx.saved_tensors
-        ]
-        output = _composed(given[1:], ctx.rest[:5], Steps(*ctx.rest[5:11]), ctx.rest[11])
-        wanted = [
-            (tensor, grad)
-            for tensor, grad in zip(given[1:], grads, strict=True)
-            if tensor is not None and grad is not None and grad.shape == tensor.shape
-        ]
-        needed = [
-            tensor for tensor, needs in zip(given, ctx.needs_input_grad[:6], strict=True) if needs
-        ]
-        results: list[Tensor | None] = [None] * len(needed)
-        if wanted and needed:
-            tensors, seeds = zip(*wanted, strict=True)
-            first = torch.autograd.grad(output, tensors, given[0], create_graph=True)
-            second = torch.autograd.grad(
-                first, needed, seeds, create_graph=recorded, allow_unused=True
-            )
-            results = list(second)
-    found = iter(results)
-    of_tensors = [next(found) if needs else None for needs in ctx.needs_input_grad[:6]]
-    return *of_tensors, *ctx.unneeded
-
-
-def _composed(tensors: list[Any], conv: Any, steps: Steps, precision: str | None) -> Tensor:
-    """A block by operators that can be differentiated any number of times."""
-    input, weight, bias, norm_weight, norm_bias = tensors
-    channels_last = _memory.is_channels_last(input)
-    with torch.autocast(input.device.type, enabled=False):
-        y = conv_transpose3d(input, weight, bias, *conv, precision, channels_last)
-        return follow(y, norm_weight, norm_bias, *steps.arguments())
-
-
-def _below_autograd(name: str) -> Callable[..., Any]:
-    """An operator as a function that records nothing.
-
-    A GPU is done with a small volume before the dispatcher has passed a block's arguments on, so
-    its kernel is called as it is where that would do no more.
-    """
-    operator = getattr(OPERATORS, name).default
-    below = torch._C._AutoDispatchBelowAutograd
-    on_cuda = _cuda_operators.KERNELS[name]
-
-    def compute(*arguments: Any) -> Any:
-        output = on_cuda.directly(*arguments)
-        if output is None:
-            with below():
-                output = operator(*arguments)
-        return output
-
-    return compute
-
-
-def _as_function(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """An operator by the kernel that the dispatcher comes to first, if nobody watches."""
-    operator = getattr(OPERATORS, name).default
-
-    def function(*arguments: Any) -> Any:
-        if torch.compiler.is_compiling() or _cuda.is_watched():
-            return operator(*arguments)
-        return kernel(*arguments)
-
-    return function
-
-
-def _differentiable(
-    name: str,
-    setup: Callable[[Any, tuple[Any, ...], Any], None],
-    gradient: Callable[..., tuple[Tensor | None, ...]],
-) -> Callable[..., Any]:
-    """Gives an operator its gradient, and returns the operator as a function.
-
-    As ``torch.library.register_autograd`` does, in half of its time: a call of a small volume takes
-    no longer than that.
-    """
-    compute = _below_autograd(name)
-    count = _cuda_operators.KERNELS[name].count
-
-    class Recorded(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, *arguments: Any) -> Any:
-            output = compute(*arguments)
-            setup(ctx, arguments, output)
-            return output
-
-        backward = staticmethod(gradient)
-
-    Recorded.__name__ = Recorded.__qualname__ = name
-
-    def kernel(*arguments: Any) -> Any:
-        if torch.is_grad_enabled():
-            for tensor in arguments[:count]:
-                if tensor is not None and tensor.requires_grad:
-                    return Recorded.apply(*arguments)
-        return compute(*arguments)
-
-    _library.impl(name, kernel, "Autograd")
-    return _as_function(name, kernel)
-
-
-conv_transpose3d = _differentiable("conv_transpose3d", _save_conv, _conv_backward)
-input_grad = _differentiable("conv_transpose3d_input_grad", _save_input_grad, _input_grad_backward)
-weight_grad = _differentiable(
-    "conv_transpose3d_weight_grad", _save_weight_grad, _weight_grad_backward
-)
-block = _differentiable("conv_transpose3d_block", _save_block, _block_backward)
-block_training = _differentiable("conv_transpose3d_block_training", _save_block, _block_backward)
-block_grad = _differentiable("conv_transpose3d_block_grad", _save_block_grad, _block_grad_backward)
-block_recomputed_grad = _differentiable(
-    "conv_transpose3d_block_recomputed_grad", _save_block_grad, _block_grad_backward
-)
+for _name in _autograd.FUNCTIONS:
+    _library.impl(_name, partial(_autograd.from_dispatcher, _name), "Autograd")
 
 
 # --- Autocast -------------------------------------------------------------------------------------

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping, Sequence
-from functools import partial
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function
-from torch.utils.weak import WeakTensorKeyDictionary
 
-from volup import _cpu, _cuda, _memory, _native, _operators
+from volup import _autograd, _calls, _cpu, _cuda, _memory, _native, _operators
 from volup._compose import Activation, compose
 
 Sizes = int | Sequence[int]
@@ -85,19 +83,9 @@ def conv_transpose3d(
             dilation,
             precision=precision,
         )
+    sizes = (stride, padding, output_padding, groups, dilation)
     return _forward(
-        (input, weight, bias, None, None),
-        stride,
-        padding,
-        output_padding,
-        groups,
-        dilation,
-        None,
-        None,
-        1e-5,
-        None,
-        precision,
-        None,
+        (input, weight, bias, None, None), (*sizes, None, None, 1e-5, None, precision, None)
     )
 
 
@@ -179,67 +167,32 @@ def conv_transpose3d_block(
             precision=precision,
             memory=memory,
         )
-    return _forward(
-        tensors,
-        stride,
-        padding,
-        output_padding,
-        groups,
-        dilation,
-        activation,
-        norm_groups,
-        eps,
-        post_activation,
-        precision,
-        memory,
-    )
+    sizes = (stride, padding, output_padding, groups, dilation)
+    steps = (norm_groups, activation, eps, post_activation)
+    return _forward(tensors, (*sizes, *steps, precision, memory))
 
 
-def _forward(
-    given: tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None],
-    stride: Sizes,
-    padding: Sizes,
-    output_padding: Sizes,
-    groups: int,
-    dilation: Sizes,
-    activation: Activation,
-    norm_groups: int | None,
-    eps: float,
-    post_activation: Activation,
-    precision: str | None,
-    memory: str | None,
-) -> Tensor:
+def _forward(given: _calls.Tensors, arguments: _calls.Arguments) -> Tensor:
     compiling = torch.compiler.is_compiling()
-    on_cuda = isinstance(given[0], Tensor) and given[0].is_cuda
-    if on_cuda and not compiling:
-        planned = _cuda.launch_planned(
-            given,
-            stride,
-            padding,
-            output_padding,
-            groups,
-            dilation,
-            activation,
-            norm_groups,
-            eps,
-            post_activation,
-            precision,
-            memory,
-        )
-        if planned is not None:
-            return planned
+    if not compiling:
+        result = _calls.run_kept(given, arguments)
+        if result is not None:
+            return result
+    stride, padding, output_padding, groups, dilation = arguments[:5]
+    norm_groups, activation, eps, post_activation, precision, memory = arguments[5:]
     check_precision(precision)
     check_memory(memory)
-    arguments = dict(zip(_cuda.NAMES, given, strict=True))
-    tensors = {name: tensor for name, tensor in arguments.items() if tensor is not None}
-    for name, tensor in arguments.items():
+    tensors = {n: t for n, t in zip(_cuda.NAMES, given, strict=True) if t is not None}
+    for name, tensor in zip(_cuda.NAMES, given, strict=True):
         if tensor is not None or name in ("input", "weight"):
             _memory.check(name, tensor, None if name == "input" else given[0].device)
-    device = given[0].device.type
+    device, on_cuda = given[0].device, given[0].is_cuda
     _memory.check_no_tangent(tensors)
-    obstacle = _cuda.obstacle(given[0].device) if on_cuda and not compiling else None
-    if torch.is_autocast_enabled(device):
-        to = torch.get_autocast_dtype(device)
+    obstacle = _cuda.obstacle(device) if on_cuda and not compiling else None
+    type_of_device = "cuda" if on_cuda else "cpu"
+    casts = torch.is_autocast_enabled(type_of_device)
+    if casts:
+        to = torch.get_autocast_dtype(type_of_device)
         tensors = {name: _memory.autocast(tensor, to) for name, tensor in tensors.items()}
     if ("norm_weight" in tensors) != ("norm_bias" in tensors):
         # torch.nn.GroupNorm(bias=False) has the one without the other.
@@ -249,15 +202,21 @@ def _forward(
             tensors["norm_weight"] = torch.ones_like(tensors["norm_bias"])
     steps = (activation, norm_groups, eps, post_activation)
     each: Any = tuple(tensors.get(name) for name in _cuda.NAMES)
+    batched = each[0].dim() == 5
     if compiling:
         # The compiler knows values as they are, so they are checked where it runs the operator.
-        sizes = (stride, padding, output_padding, dilation)
-        stride, padding, output_padding, dilation = (_triple(values) for values in sizes)
+        stride, padding, output_padding, dilation = (
+            _triple(values) for values in (stride, padding, output_padding, dilation)
+        )
         conv = _cpu.Conv(stride, padding, output_padding, groups, dilation)
-        channels_last = _memory.is_channels_last(tensors["input"])
+        channels_last = _memory.is_channels_last(each[0])
         # As `_memory.output_format` has it.
         channels_last = channels_last and not (on_cuda and norm_groups is not None)
-        return _operator(each, conv, steps, channels_last, precision, memory).run(each)[0]
+        name, count, rest = _operator(each, conv, steps, precision, channels_last, memory)
+        batch = each if batched else (each[0].unsqueeze(0), *each[1:])
+        results = getattr(_operators.OPERATORS, name).default(*batch[:count], *rest)
+        output: Tensor = results if isinstance(results, Tensor) else results[0]
+        return output if batched else output.squeeze(0)
     block = _native.Block(
         tensors["weight"].shape,
         stride,
@@ -272,85 +231,69 @@ def _forward(
         eps,
         post_activation,
     )
-    plain = _memory.is_plain(tensors.values())
-    if plain and not on_cuda:
-        block.output_shape(tensors["input"].shape)  # Its rank; the rest is checked on the way.
-    else:
-        _memory.check_fit(block, tensors)
+    _memory.check_not_transformed()
+    _memory.check_fit(block, tensors)
     if obstacle is not None:
         _cuda.warn(obstacle)
         return compose(block, tensors, *steps, precision)
-    input = tensors["input"]
-    batch = input if input.dim() == 5 else input.unsqueeze(0)
-
-    def operator(each: _cuda.Tensors) -> _Operator:
-        sizes = (block.stride, block.padding, block.output_padding, block.groups, block.dilation)
-        channels_last = _channels_last(block, batch, tensors)
-        return _operator(each, _cpu.Conv(*sizes), steps, channels_last, precision, memory)
-
-    if on_cuda:
-        integers = _native.integers(stride, padding, output_padding, groups, dilation, norm_groups)
-        kind = (integers, activation, eps, post_activation, precision, memory)
-        how = partial(_cuda.plan_forward, block, precision) if plain else operator
+    each = tuple(None if t is None else t.resolve_neg() for t in each)
+    batch = each if batched else (each[0].unsqueeze(0), *each[1:])
+    records = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in each)
+    # A kind is compared by value, so it holds no object whose value may change.
+    fixed = (norm_groups, _fixed(activation), float(eps), _fixed(post_activation))
+    kind = _calls.kind(each, (*arguments[:5], *fixed, precision, memory))
+    kept = None if kind is None else _calls.kept(kind)
+    if kept is not None:
+        return _calls.first(kept, each)
+    runs: _calls.Runs
+    if kind is not None and not records and on_cuda:
         try:
-            return _cuda.run(how, tensors, *kind)
+            runs = _cuda.plan_forward(block, precision, each)
         except _native.NoEngineError as error:
             _cuda.warn(str(error))
             return compose(block, tensors, *steps, precision)
-    if not plain:
-        return operator(each).run(each)[0]
-    channels_last = _channels_last(block, batch, tensors)
-    output = _cpu.forward(block, tensors | {"input": batch}, channels_last, _cache_of(given[1]))
-    return output if input.dim() == 5 else output.squeeze(0)
-
-
-class _Operator(NamedTuple):
-    """A block as one of the operators that PyTorch knows, so that it sees what is done.
-
-    Attributes:
-        function: The operator.
-        tensors: How many of the block's tensors it takes.
-        rest: What it takes after them.
-    """
-
-    function: Callable[..., Any]
-    tensors: int
-    rest: tuple[Any, ...]
-
-    def run(self, tensors: Sequence[Tensor | None]) -> list[Tensor]:
-        """The output, for the tensors of a block."""
-        input, *parameters = tensors[: self.tensors]
-        assert input is not None
-        batch = input if input.dim() == 5 else input.unsqueeze(0)
-        output = self.function(batch, *parameters, *self.rest)
-        if isinstance(output, tuple):
-            output = output[0]
-        return [output if input.dim() == 5 else output.squeeze(0)]
+        _calls.keep(kind, runs)
+        return _calls.first(runs, each)
+    memory_format = _memory.output_format(block, batch[0], each[1], each[2])
+    channels_last = memory_format is torch.channels_last_3d
+    if kind is not None and not records:
+        # Under autocast the packed form of the parameter that was cast is kept.
+        runs = _cpu.plan_forward(block, channels_last, batch, given[1] if casts else None)
+    else:
+        conv = _cpu.Conv(
+            block.stride, block.padding, block.output_padding, block.groups, block.dilation
+        )
+        name, count, rest = _operator(each, conv, steps, precision, channels_last, memory)
+        call = _calls.Call.of(name, rest)
+        plan = None if kind is None else call.plan(batch[:count])
+        runs = _autograd.Dispatched(call) if plan is None else _autograd.Recording(call, plan)
+    if not batched:
+        runs = _calls.Unbatched(runs)
+    if kind is not None and (records or not casts):
+        _calls.keep(kind, runs)
+    return _calls.first(runs, each)
 
 
 def _operator(
-    tensors: _cuda.Tensors,
+    tensors: _calls.Tensors,
     conv: _cpu.Conv,
     arguments: tuple[Activation, int | None, float, Activation],
-    channels_last: bool,
     precision: str | None,
+    channels_last: bool,
     memory: str | None,
-) -> _Operator:
-    """The operator that computes a block on such tensors."""
+) -> tuple[str, int, tuple[Any, ...]]:
+    """The operator that computes a block on such tensors, how many it takes, and what else."""
     steps = _cpu.Steps.of(*arguments)
     if steps.are_none():
-        return _Operator(_operators.conv_transpose3d, 3, (*conv, precision, channels_last))
+        return "conv_transpose3d", 3, (*conv, precision, channels_last)
     records = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
-    function = _operators.block
-    if records and memory != "save":
-        function = _operators.block_training
-    return _Operator(function, 5, (*conv, *steps, precision, channels_last))
+    trains = records and memory != "save"
+    name = "conv_transpose3d_block_training" if trains else "conv_transpose3d_block"
+    return name, 5, (*conv, *steps, precision, channels_last)
 
 
-def _channels_last(block: _native.Block, input: Tensor, tensors: dict[str, Tensor]) -> bool:
-    """Whether PyTorch's output for a batched input would be channels_last_3d."""
-    memory_format = _memory.output_format(block, input, tensors["weight"], tensors.get("bias"))
-    return memory_format is torch.channels_last_3d
+def _fixed(activation: Activation) -> Activation:
+    return (activation[0], float(activation[1])) if isinstance(activation, tuple) else activation
 
 
 def _triple(values: Sizes) -> Sequence[int]:
@@ -358,20 +301,6 @@ def _triple(values: Sizes) -> Sequence[int]:
     if isinstance(values, (tuple, list)):
         return values * 3 if len(values) == 1 else values
     return [values] * 3  # type: ignore[list-item]
-
-
-# Beside the parameters rather than in them, so that what copies and pickles them need not know.
-_caches: MutableMapping[Tensor, _native.Cache] = WeakTensorKeyDictionary()
-
-
-def _cache_of(weight: Tensor) -> _native.Cache | None:
-    """Where the packed form of a weight that is likely to come again is kept while it lives."""
-    if type(weight) is not torch.nn.Parameter:
-        return None
-    cache = _caches.get(weight)
-    if cache is None:
-        cache = _caches.setdefault(weight, _native.Cache())
-    return cache
 
 
 def check_precision(precision: str | None) -> None:

@@ -24,6 +24,12 @@ from volup.functional import (
 __all__ = ["ConvTranspose3d", "ConvTranspose3dBlock", "Decoder", "Sequential"]
 
 
+def _parameter(module: torch.nn.Module, name: str) -> Any:
+    """A parameter, or what stands in its place; as an attribute it takes longer to find."""
+    parameter = module._parameters.get(name)
+    return getattr(module, name) if parameter is None else parameter
+
+
 class ConvTranspose3d(torch.nn.ConvTranspose3d):
     """``torch.nn.ConvTranspose3d``, computed by :func:`volup.conv_transpose3d`.
 
@@ -113,8 +119,8 @@ class ConvTranspose3d(torch.nn.ConvTranspose3d):
             )
         return conv_transpose3d(
             input,
-            self.weight,
-            self.bias,
+            _parameter(self, "weight"),
+            _parameter(self, "bias"),
             self.stride,
             self.padding,  # type: ignore[arg-type]
             output_padding,
@@ -240,20 +246,21 @@ class ConvTranspose3dBlock(torch.nn.Module):
             ValueError: The normalization's groups hold a single value in the whole batch.
             RuntimeError: As :func:`volup.conv_transpose3d_block`.
         """
-        conv, norm = self.conv, self.norm
+        conv: Any = self._modules["conv"]
+        norm: Any = self._modules["norm"]
         return conv_transpose3d_block(
             input,
-            conv.weight,
-            conv.bias,
+            _parameter(conv, "weight"),
+            _parameter(conv, "bias"),
             conv.stride,
-            conv.padding,  # type: ignore[arg-type]
+            conv.padding,
             conv.output_padding,
             conv.groups,
             conv.dilation,
             activation=self.activation,
             norm_groups=None if norm is None else norm.num_groups,
-            norm_weight=None if norm is None else norm.weight,
-            norm_bias=None if norm is None else norm.bias,
+            norm_weight=None if norm is None else _parameter(norm, "weight"),
+            norm_bias=None if norm is None else _parameter(norm, "bias"),
             eps=1e-5 if norm is None else norm.eps,
             post_activation=self.post_activation,
             precision=conv.precision,

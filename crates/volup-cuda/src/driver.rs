@@ -5,9 +5,11 @@
 //! it needs it, and leaves the caller's as it was.
 
 mod arguments;
+mod graph;
 mod stream;
 
 pub use arguments::Arguments;
+pub(crate) use graph::{Graph, Launch};
 pub use stream::{DeviceMemory, Stream};
 
 use crate::device::driver_name;

@@ -1,10 +1,11 @@
 //! A block on inputs of one size: what is launched for it, in which order.
 
+use crate::driver::{Graph, Launch};
 use crate::plan::{Argument, Buffer, Plan, Request, Step};
 use crate::{Arguments, Device, Kernel, Manifest, Stream, launch};
 use std::fmt;
 use std::str::FromStr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use volup::{Error, Result};
 
 /// A kernel family that computes convolutions. Normally the plan chooses; tests choose for it.
@@ -168,7 +169,22 @@ impl Pointers {
 pub struct Executable {
     plan: Plan,
     actions: Vec<Action>,
+    graph: Mutex<Habit>,
 }
+
+/// The runs before, so that those of a program that runs again and again on one stream become launches of a graph.
+#[derive(Debug, Default)]
+struct Habit {
+    /// The stream of the last run, by its handle.
+    stream: usize,
+    /// How many there were in a row on that stream.
+    runs: u32,
+    /// Made once; None if that failed.
+    graph: Option<Option<Graph>>,
+}
+
+/// Runs in a row before a graph is made, which takes as long as some dozens of launches.
+const RUNS_BEFORE_GRAPH: u32 = 4;
 
 /// A step of the plan, ready to go.
 #[derive(Debug)]
@@ -204,7 +220,7 @@ impl Executable {
     /// [`Error::OutOfDeviceMemory`], [`Error::Cuda`].
     pub fn of(device: &Arc<Device>, plan: Plan) -> Result<Executable> {
         let actions = plan.steps.iter().map(|step| Action::new(device, step)).collect::<Result<_>>()?;
-        Ok(Executable { plan, actions })
+        Ok(Executable { plan, actions, graph: Mutex::default() })
     }
 
     /// What will be done.
@@ -229,11 +245,49 @@ impl Executable {
     pub unsafe fn run(&self, pointers: &Pointers, stream: &Stream) -> Result<()> {
         pointers.check()?;
         let _entered = stream.device().enter()?;
+        // SAFETY: as of this function.
+        if unsafe { self.run_graph(pointers, stream) }? {
+            return Ok(());
+        }
         for action in &self.actions {
             // SAFETY: as of this function.
             unsafe { action.run(pointers, stream) }?;
         }
         Ok(())
+    }
+
+    /// Runs it as a graph if that is what is best; false if nothing was done.
+    ///
+    /// Launches of one graph wait for each other, whatever their streams, so it is left alone where streams take turns.
+    ///
+    /// # Safety
+    /// As [`Executable::run`].
+    unsafe fn run_graph(&self, pointers: &Pointers, stream: &Stream) -> Result<bool> {
+        if stream.is_captured() {
+            return Ok(false);
+        }
+        // Another thread that is at it uses another stream, or may as well launch.
+        let Ok(mut habit) = self.graph.try_lock() else { return Ok(false) };
+        let handle = stream.handle() as usize;
+        if habit.stream != handle {
+            (habit.stream, habit.runs) = (handle, 0);
+        }
+        habit.runs = habit.runs.saturating_add(1);
+        if habit.runs <= RUNS_BEFORE_GRAPH || matches!(habit.graph, Some(None)) {
+            return Ok(false);
+        }
+        let filled: Vec<Arguments> = self.actions.iter().map(|action| action.arguments(pointers)).collect();
+        let launches =
+            || std::iter::zip(&self.actions, &filled).filter_map(|(action, filled)| action.launch(filled));
+        let graph = habit.graph.get_or_insert_with(|| {
+            let possible = !self.actions.is_empty() && launches().count() == self.actions.len();
+            // SAFETY: the plan gives each kernel the arguments that its file asks for.
+            possible.then(|| unsafe { Graph::new(stream.device(), launches()) }.ok()).flatten()
+        });
+        let Some(graph) = graph else { return Ok(false) };
+        // SAFETY: as of this function; the launches are those that it was made of.
+        unsafe { graph.launch(launches(), stream) }?;
+        Ok(true)
     }
 }
 
@@ -244,15 +298,30 @@ impl Action {
         match self {
             // SAFETY: the plan took these words of the workspace, which the caller answers for.
             Action::Clear { at, words } => unsafe { stream.fill(pointers.workspace + at, 0, *words) },
-            Action::Launch { kernel, grid, arguments, addresses, overlap } => {
-                let mut arguments = arguments.clone();
-                for &(slot, buffer, offset) in addresses {
-                    arguments.set_pointer(slot, pointers.address(buffer, offset));
-                }
+            Action::Launch { kernel, grid, overlap, .. } => {
+                let arguments = self.arguments(pointers);
                 // SAFETY: the plan gives each kernel the arguments that its file asks for, sized by the
                 // geometry that the caller's tensors have.
                 unsafe { launch(*kernel, *grid, &arguments, stream, *overlap) }
             }
+        }
+    }
+
+    /// A launch's arguments with the tensors' addresses.
+    fn arguments(&self, pointers: &Pointers) -> Arguments {
+        let Action::Launch { arguments, addresses, .. } = self else { return Arguments::new() };
+        let mut arguments = arguments.clone();
+        for &(slot, buffer, offset) in addresses {
+            arguments.set_pointer(slot, pointers.address(buffer, offset));
+        }
+        arguments
+    }
+
+    /// As a launch of a graph, if it can be one: it waits for the one before it.
+    fn launch<'a>(&self, arguments: &'a Arguments) -> Option<Launch<'a>> {
+        match self {
+            Action::Launch { kernel, grid, overlap: false, .. } => Some((*kernel, *grid, arguments)),
+            _ => None,
         }
     }
 

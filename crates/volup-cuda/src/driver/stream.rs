@@ -70,8 +70,18 @@ impl Stream {
     }
 
     #[inline]
-    pub(super) fn handle(&self) -> sys::CUstream {
+    pub(crate) fn handle(&self) -> sys::CUstream {
         self.handle
+    }
+
+    /// Whether what is asked for is put into a graph of the caller's, or nothing may be asked for.
+    #[inline]
+    pub(crate) fn is_captured(&self) -> bool {
+        let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: a stream of a context that lives; `status` receives the answer.
+        let known = unsafe { sys::cuStreamIsCapturing(self.handle, &mut status) };
+        known != sys::CUresult::CUDA_SUCCESS
+            || status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE
     }
 
     /// Waits until all work on it is done.
