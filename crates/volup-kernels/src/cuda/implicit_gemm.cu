@@ -43,12 +43,13 @@
 //
 // Threads: 32*WARPS. Grid: any number of blocks along the first axis. Boxes of an axis are ceil(output/box), of height
 // `box_h = row_blocks*ROWS*h_stride`; `box_d` is a multiple of the stride. Bytes of dynamic shared memory:
-// `16*(units + taps + box_d*h_stride*row_blocks) + 4*(parts*words*x_c + 4*channels) + 512*parts*co_blocks*units/8 + 4*WARPS*8*MT*STAGED`: parts 2 for KIND
-// 3, else 1; taps all of a channel pair; words channels of the input (KIND 0: pairs); x_c a multiple of 16, but not of 32, of
-// at least planes*lines*PITCH; channels those of a group, up to a multiple of 8*MT; co_blocks of 8; `units` those of all pairs
-// of residues, each a multiple of 8; `planes` and `lines` of input that a box has at most. Offsets along width are from
-// -MARGIN to MARGIN. d_stride*h_stride is at most MOST_CLASSES, taps along width at most MOST_WIDTH. x and y are dense NCDHW,
-// starting at multiples of 16 bytes; all that is counted in a sample, boxes and partials are below 2^31.
+// `16*(units + taps + box_d*h_stride*row_blocks) + 4*(parts*words*x_c + 4*channels) + 64*parts*tiles*units +
+// 4*WARPS*8*MT*STAGED`: parts 2 for KIND 3, else 1; taps all of a channel pair; words channels of the input (KIND 0: pairs);
+// x_c a multiple of 16, but not of 32, of at least planes*lines*PITCH; channels those of a group, up to a multiple of 8*MT;
+// tiles of 8 of them; `units` those of all pairs of residues, each a multiple of 8; `planes` and `lines` of input that a box
+// has at most. Offsets along width are from -MARGIN to MARGIN. d_stride*h_stride is at most MOST_CLASSES, taps along width at
+// most MOST_WIDTH. x and y are dense NCDHW, starting at multiples of 16 bytes; all that is counted in a sample, boxes and
+// partials are below 2^31.
 //
 // Parameters, i32 but for pointers, `x_n`, `y_n` (i64) and `slope` (f64): `x`, `w`, `bias`, `y`; `in_per_group`,
 // `out_per_group`, `groups`; of each axis `input`, `output`, `kernel`, `stride`, `padding`, `dilation`; `box_d`,
