@@ -26,7 +26,7 @@ const MOST: usize = i32::MAX as usize - (1 << 24);
 
 /// Clocks a second, and the share of issue slots that are filled: by none, and by each warp of a multiprocessor.
 const CLOCK: f64 = 1.7e9;
-const ISSUED: [f64; 2] = [0.15, 0.018];
+const ISSUED: [f64; 2] = [0.16, 0.0185];
 /// Bytes a second of the memory.
 const MEMORY: f64 = 3.4e12;
 /// Of what takes less, computing or moving, the part that does not hide behind the other; of a block's first box, which all
@@ -44,7 +44,7 @@ const PRODUCT: [f64; 3] = [1.0, 1.0, 7.5];
 const UNIT: f64 = 280.0;
 const WRITTEN: f64 = 9.0;
 const COUNTED: f64 = 4.0;
-const VECTOR: f64 = 40.0;
+const VECTOR: f64 = 60.0;
 /// The most that partial statistics may take: this share of what the output does, and so many bytes.
 const PARTIALS: f64 = 0.25;
 const ROOM: f64 = (1 << 20) as f64;
@@ -254,7 +254,7 @@ impl<'a> ImplicitGemm<'a> {
         };
         let mut seconds = pass(unit + normalized + outputs * WRITTEN, x + y);
         if twice {
-            seconds += pass(unit + outputs * COUNTED, x) + norm::MERGE;
+            seconds += pass(unit + outputs * COUNTED, x) + norm::MERGE + 24.0 * each(partials) / MEMORY;
         }
         Some(ImplicitGemm {
             operand,
