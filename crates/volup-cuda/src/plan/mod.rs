@@ -17,6 +17,7 @@ mod phases;
 mod rows;
 mod shuffle_gemm;
 mod shuffle_gradient;
+mod shuffle_wgmma;
 #[cfg(test)]
 mod tests;
 mod weight_gradient;
@@ -363,6 +364,7 @@ enum Family<'a> {
     Halo(Box<halo_gemm::Halo<'a>>),
     Box(box_gemm::BoxGemm<'a>),
     Shuffle(shuffle_gemm::ShuffleGemm<'a>),
+    Wgmma(shuffle_wgmma::ShuffleWgmma<'a>),
 }
 
 impl<'a> Family<'a> {
@@ -372,13 +374,17 @@ impl<'a> Family<'a> {
             Family::Interleave(_) => Algorithm::Interleave,
             Family::Halo(_) => Algorithm::HaloGemm,
             Family::Box(_) => Algorithm::BoxGemm,
-            Family::Shuffle(_) => Algorithm::ShuffleGemm,
+            Family::Shuffle(_) | Family::Wgmma(_) => Algorithm::ShuffleGemm,
         }
     }
 
     /// Whether its steps are all of the block's.
     fn normalizes(&self) -> bool {
-        matches!(self, Family::Shuffle(shuffle) if shuffle.twice())
+        match self {
+            Family::Shuffle(shuffle) => shuffle.twice(),
+            Family::Wgmma(wgmma) => wgmma.twice(),
+            _ => false,
+        }
     }
 
     /// The time that the block is expected to take.
@@ -389,6 +395,7 @@ impl<'a> Family<'a> {
             Family::Halo(halo) => halo.seconds,
             Family::Box(boxes) => boxes.seconds,
             Family::Shuffle(shuffle) => shuffle.seconds,
+            Family::Wgmma(wgmma) => wgmma.seconds,
         };
         if self.normalizes() { own } else { own + after(context) }
     }
@@ -404,6 +411,7 @@ impl<'a> Family<'a> {
         all.extend(interleave::Interleave::new(context).map(Family::Interleave));
         all.extend(box_gemm::BoxGemm::all(context).into_iter().map(Family::Box));
         all.extend(shuffle_gemm::ShuffleGemm::all(context).into_iter().map(Family::Shuffle));
+        all.extend(shuffle_wgmma::ShuffleWgmma::all(context).into_iter().map(Family::Wgmma));
         if all.is_empty() && context.classes.is_some() {
             return Family::all(Context { classes: None, ..context });
         }
@@ -421,6 +429,7 @@ impl<'a> Family<'a> {
             Family::Halo(halo) => halo.steps(context, workspace, steps),
             Family::Box(boxes) => boxes.steps(context, workspace, steps),
             Family::Shuffle(shuffle) => shuffle.steps(context, workspace, steps),
+            Family::Wgmma(wgmma) => wgmma.steps(context, workspace, steps),
         }
     }
 }
@@ -433,6 +442,7 @@ impl fmt::Display for Family<'_> {
             Family::Halo(halo) => halo.fmt(f),
             Family::Box(boxes) => boxes.fmt(f),
             Family::Shuffle(shuffle) => shuffle.fmt(f),
+            Family::Wgmma(wgmma) => wgmma.fmt(f),
         }
     }
 }

@@ -1,0 +1,594 @@
+// Shuffle GEMM on Hopper's own matrix instructions: a transposed convolution whose kernel is its stride, 2 along width,
+// of NCDHW.
+//
+// # What is computed
+//
+// As in `shuffle_gemm`: `Y[position, row] = sum over channels: X[channel, position] * W[channel][row]`, a row is a
+// channel of y and a tap, `row = co*taps + tap`; positions are those of a sample, in order.
+//
+// Here positions are the rows of the instruction and come from registers, where a channel's positions, neighbours in
+// memory, need no transposition. Rows of W are its columns. A lane has two neighbouring columns of each eight, which are the
+// residues along width of a position. Which position is which row of the instruction is free: a lane has four neighbours in
+// line of float32, positions `2g` and `2g + 1` of sixteen; of 16 bits eight, positions `4g` to `4g + 3` of 32.
+//
+// # How
+//
+// A block has four warpgroups and stays. `row_groups` of them (1, 2 or 4) are a team: they compute the same 128
+// positions, 64 rows each. The block has the weights of its 64*row_groups rows in shared memory, all channels. Each team takes every
+// so-manieth item, a block of positions, and has a ring of `stages` for X, 32 channels each, which all its threads fill by
+// asynchronous copies `ahead` stages ahead. Barriers of memory say what is there and what is read: warpgroups may drift
+// apart, so that one stores while another multiplies. Teams know nothing of each other. Row blocks of the same positions
+// are neighbours in the grid.
+//
+// # Modes
+//
+// As in `shuffle_gemm`: `mode` 0 writes y; 1 writes statistics instead; 2 writes y normalized, items from the last one on: what
+// the statistics have read last may still be in the second-level cache. A lane keeps the mean of
+// what it has computed of each pair of rows that are the residues along width, and the squared deviations from it, merged
+// tile by tile in order. Partial `((sample*groups + group)*4 + warp)*pairs + pair` is what the warps of that number of the
+// team `group` have of a pair; groups are the teams of one row block, pairs half the rows of all. All partials are written.
+//
+// # Numbers
+//
+// `KIND` 0, f16 or bf16; 1, float32 rounded to tf32; 3, float32 as two tf32, of which three products are made, at most 192
+// channels. Infinities and NaN, and for the split what its low part has not bits enough for (operand.cuh; of X where a
+// lane's two positions by two channels hold nothing larger), are left to the definition: a warp's outputs where they are
+// in its X, all of a block where they are in the weight.
+//
+// # What it takes
+//
+// 512 threads. Grid: any multiple of `row_blocks` along the first axis. Bytes of dynamic shared memory: `64 + 16*stages*teams +
+// size*(32*chunks*64*row_groups*parts + teams*stages*32*(128 + pad))`, the first two rounded up to 128: size of an element, parts 2 for KIND 3, else 1, pad
+// 8. x is dense, y lies as its strides say, 1 along width, x and y start at multiples of 16 bytes. `x_unit`: 16, 8 or 4 bytes that
+// a channel is a multiple of. `whole`: whether lines of x are a multiple of 4 positions (float32: of 2). `ahead` below
+// `stages`. What is counted in a sample, stages of all items and groups of all samples are below 2^31.
+//
+// Parameters, i32 but for pointers, `x_n`, `y_n` (i64) and the slopes (f64): `x`, `w`, `bias`, `y`, `in_channels`,
+// `out_channels`, `volume`, `plane`, `width` (positions of a sample, a plane, a line), `d_stride`, `h_stride`, `x_n`, `y_n`,
+// `y_c`, `y_d`, `y_h` (strides in elements), `chunks` (of 32 channels), `pos_blocks` (of a sample), `items` (of all),
+// `row_blocks`, `row_groups`, `stages`, `ahead`, `x_unit`, `whole`, `has_bias`, `activation`, `slope`, then as in
+// `shuffle_gemm` `mode`, `part_mean`, `part_m2`, `part_count`, `mean`, `rstd`, `gamma`, `beta`, `norm_groups`,
+// `group_channels`, `post_activation`, `post_slope`.
+
+#include "activation.cuh"
+#include "copy_async.cuh"
+#include "divisor.cuh"
+#include "hopper_registers.cuh"
+#include "operand.cuh"
+
+#ifndef MODE
+#error "MODE: 0, 1 or 2"
+#endif
+
+/// Threads of a block and of a warpgroup; positions of a tile, rows of a warpgroup, channels of a stage.
+constexpr int THREADS = 512, GROUP = 128, POS = 128, ROWS = 64, KC = 32;
+constexpr int SIZE = sizeof(Element), VECTOR = 16 / SIZE;
+/// Elements from a line of a stage to the next: reads of a warp meet no bank conflict.
+constexpr int PITCH = POS + 8, STAGE = KC * PITCH;
+/// Vectors of a line.
+constexpr int LINE = POS / VECTOR;
+/// Channels of a matrix instruction; what is loaded at a time of these, tiles of 64 positions; loads of a stage; how many of them have
+/// registers of their own, so that one goes on while another is multiplied.
+constexpr int STEP = 32 / SIZE, TILES = KIND == 3 ? 1 : 2, LOADS = KC / STEP * 2 / TILES, BUFFERS = KIND == 0 ? 2 : 1;
+/// Pairs of rows of a lane, one of every eight.
+constexpr int PAIRS = ROWS / 8;
+constexpr int NOWHERE = -1;
+
+struct Sizes {
+    const Element *x, *w;
+    Element *y;
+    int in_channels, volume, rows, d_stride, h_stride;
+    long long x_n, y_n;
+    int y_d, y_h, chunks, items, row_groups, stages, ahead, x_unit, whole, activation;
+    float slope;
+    float *part_mean, *part_m2, *part_count;
+    const float *mean, *rstd;
+    const Element *gamma, *beta;
+    int norm_groups, group_channels, post_activation;
+    float post_slope;
+};
+
+/// What numbers are divided by.
+struct Divisors {
+    Divisor plane, width, pos_blocks, half_taps, h_stride;
+};
+
+/// Which warpgroup of a block it is.
+struct Place {
+    /// The team among those of the row block, and their number; the first row of all.
+    int team, teams, first_row;
+    /// The team's barriers, of each stage what says that it is full, then that it is empty; its stages; the warpgroup's weights.
+    unsigned barriers, ring, weights;
+};
+
+/// What warpgroups know of their pairs of rows: where the first position's outputs lie in a sample, the bias; mean, factor
+/// and addend of the sample at hand.
+struct Tables {
+    /// Of each thread where its positions' outputs lie, if they are no neighbours; what it has of each pair's statistics.
+    int apart[4][MODE == 1 ? 1 : THREADS];
+    float2 so_far[PAIRS][MODE == 1 ? THREADS : 1];
+    int2 pair[THREADS / GROUP][ROWS / 2];
+    float4 norm[THREADS / GROUP][ROWS / 2];
+    Place place[THREADS / GROUP];
+    Divisors by;
+    int bad_weight;
+};
+
+/// The bits of float32 to be rounded to tf32: the matrix instructions cut off the rest. What becomes too large, and NaN, is left to the
+/// definition.
+__device__ __forceinline__ unsigned round_up(unsigned bits) { return bits + 0x1000u; }
+
+/// Writes neighbours.
+__device__ __forceinline__ void put(Element *to, float4 v) {
+    asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
+}
+__device__ __forceinline__ void put(Element *to, float2 v) { asm volatile("st.global.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(v.x), "f"(v.y) : "memory"); }
+__device__ __forceinline__ void put(Element *to, uint4 v) {
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+}
+__device__ __forceinline__ void put(Element *to, unsigned v) { asm volatile("st.global.b32 [%0], %1;" ::"l"(to), "r"(v) : "memory"); }
+
+template <int N> __device__ __forceinline__ void straighten(float (&v)[N], int code, float slope) {
+    if (code == 1) {
+#pragma unroll
+        for (int e = 0; e < N; e++) v[e] = straighten(v[e], 1, slope);
+    } else if (code == 2) {
+#pragma unroll
+        for (int e = 0; e < N; e++) v[e] = straighten(v[e], 2, slope);
+    }
+}
+
+/// One of the block's warpgroups.
+struct Warpgroup {
+    const Sizes &s;
+    Tables &tables;
+    /// The next stage to be multiplied, and the parity of what fills it.
+    int slot = 0, turn = 0;
+    /// Where this thread's vector of the next channels to be fetched lies, and how many positions there are from there on.
+    const Element *from;
+    int positions_left;
+    float sum[2][ROWS / 2];
+    /// Whether this thread has met something in a tile's X that is left to the definition.
+    bool undefined;
+    /// How many outputs of each pair this thread has seen of the sample at hand.
+    float seen = 0.0f;
+
+    __device__ __forceinline__ Warpgroup(const Sizes &s, Tables &tables) : s(s), tables(tables) {}
+
+    // Of this thread. Registers are scarce: nothing of this is kept.
+    __device__ __forceinline__ static int thread() {
+        int x;
+        asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
+        return x;
+    }
+    __device__ __forceinline__ static int warp() { return thread() % GROUP / 32; }
+    __device__ __forceinline__ static int g() { return thread() % 32 / 4; }
+    __device__ __forceinline__ static int t() { return thread() % 4; }
+    __device__ __forceinline__ static int number() { return thread() / GROUP; }
+    __device__ __forceinline__ const Place &place() const { return tables.place[number()]; }
+    __device__ __forceinline__ int teams() const { return uniform(place().teams); }
+    /// The same number in all lanes: the compiler sees that a warp goes one way.
+    __device__ __forceinline__ static int uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
+
+    __device__ __forceinline__ int item_of(int i) const { return MODE == 2 ? s.items - 1 - i : i; }
+
+    /// Starts the copies of a chunk of the team's i-th item to a stage that is free when a barrier has that parity.
+    __device__ __forceinline__ void fetch(int i, int chunk, int to_slot, int parity) {
+        const int threads = GROUP * s.row_groups, of_team = thread() % threads, line = of_team / LINE, at = of_team % LINE * VECTOR;
+        if (chunk == 0) {
+            const int item = item_of(i), n = tables.by.pos_blocks.divide(item), first = (item - n * tables.by.pos_blocks.by) * POS + at;
+            from = s.x + (n * s.x_n + (line * s.volume + first));
+            positions_left = i < s.items ? s.volume - first : 0;
+        }
+        const unsigned full = place().barriers + 16 * to_slot;
+        barrier_wait(full + 8, parity);
+        const int step = threads / LINE;
+        unsigned to = place().ring + SIZE * (to_slot * STAGE + line * PITCH + at);
+        const Element *source = from;
+#pragma unroll 1
+        for (int c = chunk * KC + line; c < (chunk + 1) * KC; c += step, to += SIZE * step * PITCH, source += step * s.volume) {
+            const int left = c < s.in_channels ? positions_left : 0;
+            if (s.x_unit == 16) {
+                copy_async<16>(to, left > 0 ? source : s.x, left > 0);
+            } else if (s.x_unit == 8) {
+#pragma unroll
+                for (int k = 0; k < 2; k++) copy_async<8>(to + 8 * k, k * VECTOR / 2 < left ? source + k * VECTOR / 2 : s.x, k * VECTOR / 2 < left);
+            } else {
+#pragma unroll
+                for (int k = 0; k < 4; k++) copy_async<4>(to + 4 * k, k * VECTOR / 4 < left ? source + k * VECTOR / 4 : s.x, k * VECTOR / 4 < left);
+            }
+        }
+        asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(full) : "memory");
+        from += (long long)KC * s.volume;
+    }
+
+    /// Those of the first items: all stages are free.
+    __device__ __forceinline__ void start() {
+#pragma unroll 1
+        for (int k = 0; k < s.ahead; k++)
+#pragma unroll 1
+            for (int chunk = 0; chunk < s.chunks; chunk++) fetch(place().team + k * teams(), chunk, k * s.chunks + chunk, 1);
+    }
+
+    /// A step's operand of some tiles; of the split its low parts too.
+    __device__ __forceinline__ void load(const Element *from, unsigned (&a)[PARTS][TILES][4]) {
+#if KIND == 0
+        // Four positions of two neighbouring channels, and of two eight channels on.
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            const uint2 even = *(const uint2 *)(from + 8 * half * PITCH), odd = *(const uint2 *)(from + (8 * half + 1) * PITCH);
+            a[0][0][2 * half] = __byte_perm(even.x, odd.x, 0x5410);
+            a[0][0][2 * half + 1] = __byte_perm(even.x, odd.x, 0x7632);
+            a[0][1][2 * half] = __byte_perm(even.y, odd.y, 0x5410);
+            a[0][1][2 * half + 1] = __byte_perm(even.y, odd.y, 0x7632);
+        }
+#else
+#pragma unroll
+        for (int i = 0; i < TILES; i++) {
+            const float2 one = *(const float2 *)(from + 16 * i), four = *(const float2 *)(from + 4 * PITCH + 16 * i);
+            const float v[4] = {one.x, one.y, four.x, four.y};
+            float largest = 0.0f;
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                // Lets NaN through.
+                asm("max.NaN.f32 %0, %0, %1;" : "+f"(largest) : "f"(fabsf(v[e])));
+                a[0][i][e] = round_up(__float_as_uint(v[e]));
+                if (PARTS == 2) a[PARTS - 1][i][e] = round_up(__float_as_uint(v[e] - __uint_as_float(a[0][i][e] & 0xffffe000u)));
+            }
+            undefined |= within_parts(__float_as_uint(largest)) >= 0x7f7ff000u;
+        }
+#endif
+    }
+
+    /// The products of the item that the team has of those from `base` on, while others are fetched.
+    __device__ __forceinline__ void multiply_tile(int base) {
+        const unsigned panel = 16 * ROWS * s.row_groups, part = panel * (KC / VECTOR) * s.chunks;
+        unsigned of_w = place().weights;
+        // Of a lane in a stage: its first channel, its first position.
+        const int at = KIND == 0 ? 2 * t() * PITCH + 32 * warp() + 4 * g() : t() * PITCH + 32 * warp() + 2 * g();
+        undefined = false;
+        unsigned a[BUFFERS][PARTS][TILES][4];
+#pragma unroll 1
+        for (int chunk = 0; chunk < s.chunks; chunk++) {
+            if (const int later = base + s.ahead * teams(); later < s.items) {
+                const int to = slot + s.ahead * s.chunks;
+                fetch(later + place().team, chunk, to < s.stages ? to : to - s.stages, to < s.stages ? turn ^ 1 : turn);
+            }
+            const unsigned full = place().barriers + 16 * slot;
+            barrier_wait(full, turn);
+            const Element *const stage = (const Element *)__cvta_shared_to_generic(place().ring + SIZE * (slot * STAGE + at));
+#pragma unroll
+            for (int k = 0; k < LOADS; k++) {
+                unsigned(&of)[PARTS][TILES][4] = a[k % BUFFERS];
+                const int step = k * TILES / 2;
+                matrix_wait<BUFFERS - 1>();
+                load(stage + (step * STEP * PITCH + (TILES == 1 ? k % 2 * 16 : 0)), of);
+                __syncwarp();
+                if (k == LOADS - 1 && threadIdx.x % 32 == 0) barrier_arrive(full + 8);
+                __syncwarp();
+                matrix_fence();
+                const unsigned long long high = descriptor<1>(of_w, panel);
+                const int keep = step > 0 || chunk > 0;
+#pragma unroll
+                for (int i = 0; i < TILES; i++) {
+                    float(&to)[ROWS / 2] = sum[TILES == 1 ? k % 2 : i];
+                    if (PARTS == 2) {
+                        multiply(to, of[PARTS - 1][i], high, keep);
+                        multiply(to, of[0][i], descriptor<1>(of_w + part, panel), 1);
+                    }
+                    multiply(to, of[0][i], high, PARTS == 2 || keep);
+                }
+                matrix_commit();
+                if (TILES == 2 || k % 2) of_w += 2 * panel;
+            }
+            if (++slot == s.stages) slot = 0, turn ^= 1;
+        }
+        matrix_wait<0>();
+    }
+
+    /// A position of a tile, of so many that this lane has.
+    __device__ __forceinline__ int position(int i, int half) const {
+        return 32 * warp() + (KIND == 0 ? 4 * g() + 2 * i : 16 * i + 2 * g()) + half;
+    }
+    /// Which of the warpgroup's pairs the lane's j-th is.
+    __device__ __forceinline__ int pair(int j) const { return 4 * j + t(); }
+
+    /// Calls `f` with each of the lane's pairs and its outputs, two residues of four positions, bias and activation among them:
+    /// the sums, or what the definition says.
+    template <typename F> __device__ __forceinline__ void for_outputs(int n, int first, bool by_definition, F f) {
+        const auto finish = [&](int j, float (&v)[8]) {
+            const float bias = __int_as_float(tables.pair[number()][pair(j)].y);
+#pragma unroll
+            for (int e = 0; e < 8; e++) v[e] += bias;
+            straighten(v, s.activation, s.slope);
+            f(j, v);
+        };
+        if (by_definition) {
+#pragma unroll 1
+            for (int j = 0; j < PAIRS; j++) {
+                float v[8];
+                define(n, first, j, v);
+                finish(j, v);
+            }
+            clear();
+        } else {
+#pragma unroll
+            for (int j = 0; j < PAIRS; j++) {
+                float v[8];
+#pragma unroll
+                for (int e = 0; e < 8; e++) v[e] = sum[e / 4][4 * j + e % 4];
+                finish(j, v);
+            }
+        }
+    }
+
+    /// A pair's sums by the definition.
+    __device__ __forceinline__ void define(int n, int first, int j, float (&v)[8]) const {
+        const int row = place().first_row + 2 * pair(j);
+        const Element *weight = s.w + row;
+#pragma unroll
+        for (int e = 0; e < 8; e++) v[e] = 0.0f;
+#pragma unroll 1
+        for (int c = 0; c < s.in_channels && row < s.rows; c++, weight += s.rows) {
+            const float even = widen(weight[0]), odd = widen(weight[1]);
+#pragma unroll
+            for (int of = 0; of < 4; of++) {
+                const int p = first + position(of / 2, of % 2);
+                const float x = p < s.volume ? widen(s.x[n * s.x_n + ((long long)c * s.volume + p)]) : 0.0f;
+                v[2 * of] = fmaf(x, even, v[2 * of]);
+                v[2 * of + 1] = fmaf(x, odd, v[2 * of + 1]);
+            }
+        }
+    }
+
+    /// Where a position's outputs lie.
+    __device__ __forceinline__ int place_of(int p) const {
+        const Divisors &by = tables.by;
+        const int d = by.plane.divide(p), in_plane = p - d * by.plane.by, h = by.width.divide(in_plane);
+        return d * s.d_stride * s.y_d + h * s.h_stride * s.y_h + (in_plane - h * by.width.by) * 2;
+    }
+
+    /// Writes a tile's outputs.
+    __device__ __forceinline__ void write(int n, int first, bool by_definition) {
+        Element *of_sample = s.y + n * s.y_n;
+        // The compiler would rather multiply anew for each output.
+        asm volatile("" : "+l"(of_sample));
+        const auto at = [&](int of) {
+            const int p = first + position(of / 2, of % 2);
+            return p < s.volume ? place_of(p) : NOWHERE;
+        };
+        // Where those lie that are written at once.
+        constexpr int TOGETHER = KIND == 0 ? 4 : 2;
+        int places[4 / TOGETHER];
+#pragma unroll
+        for (int of = 0; of < 4; of += TOGETHER) places[of / TOGETHER] = at(of);
+        if (!s.whole)
+#pragma unroll 1
+            for (int of = 0; of < 4; of++) tables.apart[of][thread()] = at(of);
+        for_outputs(n, first, by_definition, [&](int j, float(&v)[8]) {
+            if (MODE == 2) {
+                const float4 norm = tables.norm[number()][pair(j)];
+#pragma unroll
+                for (int e = 0; e < 8; e++) v[e] = (v[e] - norm.x) * norm.y + norm.z;
+                straighten(v, s.post_activation, s.post_slope);
+            }
+            const int of_pair = tables.pair[number()][pair(j)].x;
+            if (of_pair == NOWHERE) return;
+            Element *const to = of_sample + of_pair;
+#if KIND == 0
+            const uint4 all = make_uint4(narrow_both(v[0], v[1], Element{}), narrow_both(v[2], v[3], Element{}),
+                                         narrow_both(v[4], v[5], Element{}), narrow_both(v[6], v[7], Element{}));
+            if (s.whole) {
+                if (places[0] != NOWHERE) put(to + places[0], all);
+            } else {
+                const unsigned both[4] = {all.x, all.y, all.z, all.w};
+#pragma unroll
+                for (int of = 0; of < 4; of++)
+                    if (const int one = tables.apart[of][thread()]; one != NOWHERE) put(to + one, both[of]);
+            }
+#else
+#pragma unroll
+            for (int i = 0; i < 2; i++) {
+                const float *const of_tile = v + 4 * i;
+                if (s.whole) {
+                    if (places[i] != NOWHERE) put(to + places[i], make_float4(of_tile[0], of_tile[1], of_tile[2], of_tile[3]));
+                } else {
+#pragma unroll
+                    for (int half = 0; half < 2; half++)
+                        if (const int one = tables.apart[2 * i + half][thread()]; one != NOWHERE) put(to + one, make_float2(of_tile[2 * half], of_tile[2 * half + 1]));
+                }
+            }
+#endif
+        });
+    }
+
+    /// Where this thread keeps statistics of the sample at hand: of each pair the mean of what it has computed, and squared
+    /// deviations from it. Registers are scarce.
+    __device__ __forceinline__ float2 &so_far(int j) const { return tables.so_far[j][thread()]; }
+
+    /// Merges statistics with those of so many more: which share of both these are. As by Chan, Golub and LeVeque, 1979.
+    __device__ __forceinline__ static float2 merged(float2 one, float seen, float2 other, float share) {
+        const float apart = other.x - one.x;
+        return make_float2(one.x + apart * share, one.y + (other.y + apart * apart * (seen * share)));
+    }
+
+    /// Adds a tile's outputs.
+    __device__ __forceinline__ void count(int n, int first, bool by_definition) {
+        const int positions = s.volume - first;
+        if (positions >= POS && !by_definition) {
+            const float share = __fdividef(8.0f, seen + 8.0f);
+            for_outputs(n, first, false, [&](int j, float(&v)[8]) {
+                // Of equal numbers the mean is exact.
+                const float mean = (((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]))) * 0.125f;
+                float m2 = 0.0f;
+#pragma unroll
+                for (int e = 0; e < 8; e++) m2 = fmaf(v[e] - mean, v[e] - mean, m2);
+                so_far(j) = merged(so_far(j), seen, make_float2(mean, m2), share);
+            });
+            seen += 8.0f;
+            return;
+        }
+        // The compiler would rather begin both ways at once, for which registers do not suffice.
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+#pragma unroll
+            for (int e = 0; e < ROWS / 2; e++) asm volatile("" : "+f"(sum[i][e]));
+        int here = 0;
+#pragma unroll
+        for (int of = 0; of < 4; of++) here += position(of / 2, of % 2) < positions ? 2 : 0;
+        const float share = __fdividef(here, fmaxf(seen + here, 1.0f));
+        for_outputs(n, first, by_definition, [&](int j, float(&v)[8]) {
+            if (here == 0) return;
+            float total = 0.0f, m2 = 0.0f;
+#pragma unroll
+            for (int e = 0; e < 8; e += 2) total += position(e / 4, e / 2 % 2) < positions ? v[e] + v[e + 1] : 0.0f;
+            const float mean = __fdividef(total, here);
+#pragma unroll
+            for (int e = 0; e < 8; e++) m2 += position(e / 4, e / 2 % 2) < positions ? (v[e] - mean) * (v[e] - mean) : 0.0f;
+            so_far(j) = merged(so_far(j), seen, make_float2(mean, m2), share);
+        });
+        seen += here;
+    }
+
+    /// Writes a sample's statistics and forgets them. Of the lanes that have a pair's each writes those of another.
+    __device__ __forceinline__ void hand_over(int sample) {
+        const int pairs = s.rows / 2, own = place().first_row / 2 + pair(g());
+#pragma unroll 1
+        for (int j = 0; j < PAIRS; j++) {
+            float2 all = so_far(j);
+            float count = seen;
+#pragma unroll
+            for (int lanes = 4; lanes < 32; lanes *= 2) {
+                const float others = __shfl_xor_sync(0xffffffffu, count, lanes), share = __fdividef(others, fmaxf(count + others, 1.0f));
+                const float2 of_others = make_float2(__shfl_xor_sync(0xffffffffu, all.x, lanes), __shfl_xor_sync(0xffffffffu, all.y, lanes));
+                all = merged(all, count, of_others, share);
+                count += others;
+            }
+            if (j == g() && own < pairs) {
+                const long long at = ((long long)(sample * place().teams + place().team) * 4 + warp()) * pairs + own;
+                s.part_mean[at] = all.x;
+                s.part_m2[at] = all.y;
+                s.part_count[at] = count;
+            }
+            so_far(j) = make_float2(0.0f, 0.0f);
+        }
+        seen = 0.0f;
+    }
+
+    /// The normalization of a sample, once all of the warpgroup have done with that of the one before.
+    __device__ __forceinline__ void normalize(int n) {
+        asm volatile("bar.sync %0, 128;" ::"r"(number() + 1) : "memory");
+        const int own = thread() % GROUP;
+        if (const int of = place().first_row / 2 + own; own < ROWS / 2 && of < s.rows / 2) {
+            const int channel = tables.by.half_taps.divide(of), at = n * s.norm_groups + channel / s.group_channels;
+            const float factor = s.rstd[at] * (s.gamma ? widen(s.gamma[channel]) : 1.0f);
+            tables.norm[number()][own] = make_float4(s.mean[at], factor, s.beta ? widen(s.beta[channel]) : 0.0f, 0.0f);
+        }
+        asm volatile("bar.sync %0, 128;" ::"r"(number() + 1) : "memory");
+    }
+
+    /// The first products are added to nothing, which the compiler does not know: until here it keeps nothing of the sums.
+    __device__ __forceinline__ void clear() {
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+#pragma unroll
+            for (int e = 0; e < ROWS / 2; e++) sum[i][e] = 0.0f;
+    }
+
+    /// All that this warpgroup does.
+    __device__ __forceinline__ void run() {
+        clear();
+        if (MODE == 1)
+            for (int j = 0; j < PAIRS; j++) so_far(j) = make_float2(0.0f, 0.0f);
+        int sample = MODE == 1 ? 0 : -1;
+#pragma unroll 1
+        for (int base = 0; base < s.items; base += teams()) {
+            multiply_tile(base);
+            const int i = uniform(base + place().team);
+            if (i >= s.items) continue;
+            const int item = item_of(i), n = tables.by.pos_blocks.divide(item), first = (item - n * tables.by.pos_blocks.by) * POS;
+            const bool bad = KIND != 0 && (tables.bad_weight || __any_sync(0xffffffffu, undefined));
+            if (MODE == 1) {
+                for (; sample < n; sample++) hand_over(sample);
+                count(n, first, bad);
+            } else {
+                if (MODE == 2 && n != sample) {
+                    sample = n;
+                    normalize(n);
+                }
+                write(n, first, bad);
+            }
+        }
+        if (MODE == 1)
+            for (const int samples = tables.by.pos_blocks.divide(s.items); sample < samples; sample++) hand_over(sample);
+    }
+};
+
+/// Weights in panels of 16 bytes of each row; the split's low parts behind all others.
+__device__ __forceinline__ void keep_weights(const Sizes &s, Tables &tables, unsigned char *to, int first_row) {
+    const int rows = ROWS * s.row_groups, vectors = rows * (KC / VECTOR) * s.chunks;
+#pragma unroll 2
+    for (int i = threadIdx.x; i < vectors; i += THREADS) {
+        const int panel = i / rows, row = first_row + i % rows, c = panel * VECTOR;
+        alignas(16) Element v[E];
+#pragma unroll
+        for (int e = 0; e < E; e++) v[e] = row < s.rows && c + e < s.in_channels ? s.w[(long long)(c + e) * s.rows + row] : Element{};
+#if KIND != 0
+        unsigned most = 0;
+#pragma unroll
+        for (int e = 0; e < E; e++) most = max(most, within_parts(magnitude(v[e])));
+        if (most >= 0x7f800000u) tables.bad_weight = 1;
+#endif
+        uint4 low;
+        *(uint4 *)(to + 16 * i) = operand(v, 1.0f, &low);
+        if (PARTS == 2) *(uint4 *)(to + 16 * (vectors + i)) = low;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) shuffle_wgmma(
+    const Element *x, const Element *w, const Element *bias, Element *y, int in_channels, int out_channels, int volume, int plane,
+    int width, int d_stride, int h_stride, long long x_n, long long y_n, int y_c, int y_d, int y_h, int chunks, int pos_blocks, int items,
+    int row_blocks, int row_groups, int stages, int ahead, int x_unit, int whole, int has_bias, int activation, double slope,
+    float *part_mean, float *part_m2, float *part_count, const float *mean, const float *rstd, const Element *gamma, const Element *beta,
+    int norm_groups, int group_channels, int post_activation, double post_slope) {
+    extern __shared__ __align__(128) unsigned char memory[];
+    __shared__ Tables tables;
+    const int taps = d_stride * h_stride * 2;
+    const Sizes s = {x, w, y, in_channels, volume, out_channels * taps, d_stride, h_stride, x_n, y_n, y_d, y_h, chunks, items, row_groups,
+                     stages, ahead, x_unit, whole, activation, (float)slope, part_mean, part_m2, part_count, mean, rstd, gamma, beta,
+                     norm_groups, group_channels, post_activation, (float)post_slope};
+    const int teams = THREADS / GROUP / row_groups, threads = GROUP * row_groups;
+    const unsigned barriers = shared(memory), weights_offset = (16 * stages * teams + 127) / 128 * 128;
+    const unsigned weights = barriers + weights_offset, ring = weights + 16 * PARTS * ROWS * row_groups * (KC / VECTOR) * chunks;
+    // Of each stage what says that it is full, and that it is empty.
+    if (threadIdx.x < stages * teams) {
+        barrier_init(barriers + 16 * threadIdx.x, threads);
+        barrier_init(barriers + 16 * threadIdx.x + 8, threads / 32);
+    }
+    if (const int i = threadIdx.x - 32; i >= 0 && i < sizeof(Divisors) / sizeof(Divisor))
+        ((Divisor *)&tables.by)[i] = Divisor(i == 0 ? plane : i == 1 ? width : i == 2 ? pos_blocks : i == 3 ? taps / 2 : h_stride);
+    if (threadIdx.x == 64) tables.bad_weight = 0;
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    __syncthreads();
+    const int group = blockIdx.x / row_blocks, all_teams = (int)gridDim.x / row_blocks * teams, first_row = (blockIdx.x - group * row_blocks) * ROWS * row_groups;
+    if (const int i = threadIdx.x; i < THREADS / GROUP) {
+        const int team = i / row_groups, of_team = i % row_groups;
+        tables.place[i] = {group * teams + team, all_teams, first_row + of_team * ROWS, barriers + 16 * team * stages, ring + SIZE * team * stages * STAGE,
+                           weights + 16 * ROWS * of_team};
+    }
+    for (int i = threadIdx.x; i < THREADS / GROUP * ROWS / 2; i += THREADS) {
+        const int of = i / (ROWS / 2), row = first_row + of % row_groups * ROWS + i % (ROWS / 2) * 2, pair = row / 2;
+        const int channel = tables.by.half_taps.divide(pair), tap = pair - channel * (taps / 2), td = tables.by.h_stride.divide(tap);
+        const bool here = row < s.rows;
+        tables.pair[of][i % (ROWS / 2)] = make_int2(here ? channel * y_c + td * y_d + (tap - td * h_stride) * y_h : NOWHERE,
+                                                    __float_as_int(here && has_bias ? widen(bias[channel]) : 0.0f));
+    }
+    __syncthreads();
+    Warpgroup warpgroup(s, tables);
+    // Copies are on their way before the weights are there.
+    warpgroup.start();
+    keep_weights(s, tables, memory + weights_offset, first_row);
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    __syncthreads();
+    warpgroup.run();
+}
