@@ -28,8 +28,7 @@ const STAGES: usize = 8;
 /// Clocks of a multiprocessor for a tile of one warpgroup, by kind of operand: for a stage, for what is written or counted.
 const STAGE: [f64; 3] = [130.0, 330.0, 560.0];
 const TILE: [f64; 3] = [500.0, 600.0, 600.0];
-/// How much more copies of less than 16 bytes take, and outputs that are written position by position.
-const SCATTERED: f64 = 1.5;
+/// How much more outputs take that are written position by position.
 const APART: f64 = 2.0;
 
 /// A plan of this family.
@@ -45,6 +44,7 @@ pub(super) struct ShuffleWgmma<'a> {
     pos_blocks: usize,
     /// Blocks side by side of each row block.
     blocks: usize,
+    in_channels: usize,
     chunks: usize,
     /// The time that this is expected to take.
     pub(super) seconds: f64,
@@ -64,8 +64,11 @@ impl<'a> ShuffleWgmma<'a> {
         let Some((operand, may_twice)) = applies(context) else { return Vec::new() };
         let conv = context.request.geometry.conv();
         let last = context.request.output_format == MemoryFormat::ChannelsLast3d;
-        let split = operand.parts() == 2 || operand.kind() == 3;
-        if last || conv.stride()[2] != 2 || split && conv.in_channels() > MOST_SPLIT {
+        let split = operand.kind() == 3;
+        let volume: usize = context.request.geometry.input_shape()[2..].iter().product();
+        // Copies are of 16 bytes at least.
+        let aligned = unit(volume * context.request.dtype.size()) == 16;
+        if last || conv.stride()[2] != 2 || !aligned || split && conv.in_channels() > MOST_SPLIT {
             return Vec::new();
         }
         let kernel = |mode| {
@@ -109,6 +112,7 @@ impl<'a> ShuffleWgmma<'a> {
             row_blocks,
             pos_blocks,
             blocks,
+            in_channels: cin,
             chunks,
             seconds: 0.0,
         };
@@ -139,10 +143,9 @@ impl<'a> ShuffleWgmma<'a> {
             Operand::Tf32 => 1,
             Operand::Split | Operand::Parts => 2,
         };
-        let scattered = if (volume * bytes).is_multiple_of(16) { 1.0 } else { SCATTERED };
         let apart = if run(geometry, false).is_multiple_of(16 / bytes) { 1.0 } else { APART };
         let turns = items.div_ceil(blocks * teams) * (row_blocks * blocks).div_ceil(processors) * GROUPS;
-        let compute = turns as f64 * (chunks as f64 * STAGE[kind] * scattered + TILE[kind] * apart) / CLOCK;
+        let compute = turns as f64 * (chunks as f64 * STAGE[kind] + TILE[kind] * apart) / CLOCK;
         let read = x * row_blocks as f64 + grid * weights;
         let expected = |y: f64| {
             let moved = ((x + y) / MEMORY).max((read + y) / CACHE);
@@ -164,7 +167,10 @@ impl<'a> ShuffleWgmma<'a> {
         let stage = bytes * CHUNK * PITCH;
         let fixed = (16 * STAGES * teams).next_multiple_of(128) + self.weights(bytes);
         let room = (SHARED - RESERVED).checked_sub(kernel.shared_bytes as usize + fixed)?;
-        let stages = (room / (teams * stage)).min(STAGES.max(self.chunks + 1));
+        // What no copy writes of the last channels stays as it is, if a stage is always of the same ones.
+        let whole = if self.in_channels.is_multiple_of(CHUNK) { 1 } else { self.chunks };
+        let most = (room / (teams * stage)).min(STAGES.max(2 * self.chunks));
+        let stages = most / whole * whole;
         if stages <= self.chunks {
             return None;
         }
@@ -219,7 +225,7 @@ impl<'a> ShuffleWgmma<'a> {
         let [y_n, y_c, y_d, y_h, _] = strides(geometry.output_shape(), request.output_format);
         arguments.extend([x_n, y_n].map(|stride| Argument::I64(stride as i64)));
         push(&mut arguments, [y_c, y_d, y_h, self.chunks, self.pos_blocks, batch * self.pos_blocks])?;
-        push(&mut arguments, [self.row_blocks, self.row_groups, stages, ahead, unit(bytes * volume)])?;
+        push(&mut arguments, [self.row_blocks, self.row_groups, stages, ahead])?;
         let (code, slope) = activation_code(epilogue(&request.block)[0]);
         let whole = run(geometry, false).is_multiple_of(16 / bytes);
         arguments.extend([i32::from(whole), i32::from(conv.has_bias()), code].map(Argument::from));

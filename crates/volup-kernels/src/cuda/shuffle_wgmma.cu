@@ -50,8 +50,6 @@
 // `shuffle_gemm` `mode`, `part_mean`, `part_m2`, `part_count`, `mean`, `rstd`, `gamma`, `beta`, `norm_groups`,
 // `group_channels`, `post_activation`, `post_slope`.
 
-#include "activation.cuh"
-#include "copy_async.cuh"
 #include "divisor.cuh"
 #include "hopper_registers.cuh"
 #include "operand.cuh"
@@ -65,27 +63,41 @@ constexpr int THREADS = 512, GROUP = 128, POS = 128, ROWS = 64, KC = 32;
 constexpr int SIZE = sizeof(Element), VECTOR = 16 / SIZE;
 /// Elements from a line of a stage to the next: reads of a warp meet no bank conflict.
 constexpr int PITCH = POS + 8, STAGE = KC * PITCH;
-/// Vectors of a line.
-constexpr int LINE = POS / VECTOR;
 /// Channels of a matrix instruction; what is loaded at a time of these, tiles of 64 positions; loads of a stage; how many of them have
 /// registers of their own, so that one goes on while another is multiplied.
-constexpr int STEP = 32 / SIZE, TILES = KIND == 3 ? 1 : 2, LOADS = KC / STEP * 2 / TILES, BUFFERS = KIND == 0 ? 2 : 1;
+constexpr int STEP = 32 / SIZE, TILES = KIND == 3 ? 1 : 2, LOADS = KC / STEP * 2 / TILES, BUFFERS = KIND == 3 || KIND == 1 && MODE == 2 ? 1 : 2;
 /// Pairs of rows of a lane, one of every eight.
 constexpr int PAIRS = ROWS / 8;
-constexpr int NOWHERE = -1;
+constexpr int GROUPS = THREADS / GROUP, NOWHERE = -1;
+
+/// An activation that is a comparison: at most `least` below it, by `slope` where that is not above zero.
+struct Straight {
+    float slope, least;
+    int leaky;
+
+    Straight() = default;
+    __device__ Straight(int code, double slope) : slope(code == 2 ? (float)slope : 1.0f), least(code == 1 ? 0.0f : -INFINITY), leaky(code == 2) {}
+
+    /// LEAKY: whether there may be a slope. Lets NaN through.
+    template <bool LEAKY, int N> __device__ __forceinline__ void apply(float (&v)[N]) const {
+#pragma unroll
+        for (int e = 0; e < N; e++) {
+            if (LEAKY) v[e] = v[e] > 0.0f ? v[e] : v[e] * slope;
+            asm("max.NaN.f32 %0, %0, %1;" : "+f"(v[e]) : "f"(least));
+        }
+    }
+};
 
 struct Sizes {
     const Element *x, *w;
     Element *y;
     int in_channels, volume, rows, d_stride, h_stride;
     long long x_n, y_n;
-    int y_d, y_h, chunks, items, row_groups, stages, ahead, x_unit, whole, activation;
-    float slope;
+    int y_d, y_h, chunks, items, row_groups, stages, ahead, whole;
     float *part_mean, *part_m2, *part_count;
     const float *mean, *rstd;
     const Element *gamma, *beta;
-    int norm_groups, group_channels, post_activation;
-    float post_slope;
+    int norm_groups, group_channels;
 };
 
 /// What numbers are divided by.
@@ -107,36 +119,38 @@ struct Tables {
     /// Of each thread where its positions' outputs lie, if they are no neighbours; what it has of each pair's statistics.
     int apart[4][MODE == 1 ? 1 : THREADS];
     float2 so_far[PAIRS][MODE == 1 ? THREADS : 1];
-    int2 pair[THREADS / GROUP][ROWS / 2];
-    float4 norm[THREADS / GROUP][ROWS / 2];
-    Place place[THREADS / GROUP];
+    int2 pair[GROUPS][ROWS / 2];
+    float4 norm[GROUPS][ROWS / 2];
+    Place place[GROUPS];
     Divisors by;
     int bad_weight;
+    /// The sample that each warpgroup has normalized last.
+    int sample[GROUPS];
+    /// Before the normalization and behind it.
+    Straight activation, post;
 };
 
 /// The bits of float32 to be rounded to tf32: the matrix instructions cut off the rest. What becomes too large, and NaN, is left to the
 /// definition.
 __device__ __forceinline__ unsigned round_up(unsigned bits) { return bits + 0x1000u; }
 
-/// Writes neighbours.
-__device__ __forceinline__ void put(Element *to, float4 v) {
-    asm volatile("st.global.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w) : "memory");
+/// Writes neighbours where they are there: no branch for each.
+#define IF_THERE(there, what) "{\n.reg .pred p;\nsetp.ne.b32 p, %" #there ", 0;\n@p st.global." what ";\n}"
+__device__ __forceinline__ void put(Element *to, float4 v, bool there) {
+    asm volatile(IF_THERE(5, "v4.f32 [%0], {%1, %2, %3, %4}") ::"l"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"((int)there) : "memory");
 }
-__device__ __forceinline__ void put(Element *to, float2 v) { asm volatile("st.global.v2.f32 [%0], {%1, %2};" ::"l"(to), "f"(v.x), "f"(v.y) : "memory"); }
-__device__ __forceinline__ void put(Element *to, uint4 v) {
-    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
+__device__ __forceinline__ void put(Element *to, uint4 v, bool there) {
+    asm volatile(IF_THERE(5, "v4.b32 [%0], {%1, %2, %3, %4}") ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"((int)there) : "memory");
 }
-__device__ __forceinline__ void put(Element *to, unsigned v) { asm volatile("st.global.b32 [%0], %1;" ::"l"(to), "r"(v) : "memory"); }
+__device__ __forceinline__ void put(Element *to, float2 v, bool there) {
+    asm volatile(IF_THERE(3, "v2.f32 [%0], {%1, %2}") ::"l"(to), "f"(v.x), "f"(v.y), "r"((int)there) : "memory");
+}
+__device__ __forceinline__ void put(Element *to, unsigned v, bool there) {
+    asm volatile(IF_THERE(2, "b32 [%0], %1") ::"l"(to), "r"(v), "r"((int)there) : "memory");
+}
 
-template <int N> __device__ __forceinline__ void straighten(float (&v)[N], int code, float slope) {
-    if (code == 1) {
-#pragma unroll
-        for (int e = 0; e < N; e++) v[e] = straighten(v[e], 1, slope);
-    } else if (code == 2) {
-#pragma unroll
-        for (int e = 0; e < N; e++) v[e] = straighten(v[e], 2, slope);
-    }
-}
+/// The i-th item to be computed.
+__device__ __forceinline__ int item_of(const Sizes &s, int i) { return MODE == 2 ? s.items - 1 - i : i; }
 
 /// One of the block's warpgroups.
 struct Warpgroup {
@@ -144,9 +158,6 @@ struct Warpgroup {
     Tables &tables;
     /// The next stage to be multiplied, and the parity of what fills it.
     int slot = 0, turn = 0;
-    /// Where this thread's vector of the next channels to be fetched lies, and how many positions there are from there on.
-    const Element *from;
-    int positions_left;
     float sum[2][ROWS / 2];
     /// Whether this thread has met something in a tile's X that is left to the definition.
     bool undefined;
@@ -156,8 +167,8 @@ struct Warpgroup {
     __device__ __forceinline__ Warpgroup(const Sizes &s, Tables &tables) : s(s), tables(tables) {}
 
     // Of this thread. Registers are scarce: nothing of this is kept.
-    __device__ __forceinline__ static int thread() {
-        int x;
+    __device__ __forceinline__ static unsigned thread() {
+        unsigned x;
         asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
         return x;
     }
@@ -170,44 +181,28 @@ struct Warpgroup {
     /// The same number in all lanes: the compiler sees that a warp goes one way.
     __device__ __forceinline__ static int uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
 
-    __device__ __forceinline__ int item_of(int i) const { return MODE == 2 ? s.items - 1 - i : i; }
+    /// Whether this warp brings X for the team.
+    __device__ __forceinline__ bool fetches() const { return thread() / 32 % (GROUP / 32 * s.row_groups) == 0; }
 
-    /// Starts the copies of a chunk of the team's i-th item to a stage that is free when a barrier has that parity.
+    /// Starts the copies of a chunk of the team's i-th item, a line a lane, to a stage that is free when a barrier has that
+    /// parity.
     __device__ __forceinline__ void fetch(int i, int chunk, int to_slot, int parity) {
-        const int threads = GROUP * s.row_groups, of_team = thread() % threads, line = of_team / LINE, at = of_team % LINE * VECTOR;
-        if (chunk == 0) {
-            const int item = item_of(i), n = tables.by.pos_blocks.divide(item), first = (item - n * tables.by.pos_blocks.by) * POS + at;
-            from = s.x + (n * s.x_n + (line * s.volume + first));
-            positions_left = i < s.items ? s.volume - first : 0;
-        }
+        const int item = item_of(s, i), n = tables.by.pos_blocks.divide(item), lane = thread() % 32, c = chunk * KC + lane;
+        const int first = (item - n * tables.by.pos_blocks.by) * POS, bytes = i < s.items ? SIZE * min(s.volume - first, POS) : 0;
         const unsigned full = place().barriers + 16 * to_slot;
         barrier_wait(full + 8, parity);
-        const int step = threads / LINE;
-        unsigned to = place().ring + SIZE * (to_slot * STAGE + line * PITCH + at);
-        const Element *source = from;
-#pragma unroll 1
-        for (int c = chunk * KC + line; c < (chunk + 1) * KC; c += step, to += SIZE * step * PITCH, source += step * s.volume) {
-            const int left = c < s.in_channels ? positions_left : 0;
-            if (s.x_unit == 16) {
-                copy_async<16>(to, left > 0 ? source : s.x, left > 0);
-            } else if (s.x_unit == 8) {
-#pragma unroll
-                for (int k = 0; k < 2; k++) copy_async<8>(to + 8 * k, k * VECTOR / 2 < left ? source + k * VECTOR / 2 : s.x, k * VECTOR / 2 < left);
-            } else {
-#pragma unroll
-                for (int k = 0; k < 4; k++) copy_async<4>(to + 4 * k, k * VECTOR / 4 < left ? source + k * VECTOR / 4 : s.x, k * VECTOR / 4 < left);
-            }
-        }
-        asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(full) : "memory");
-        from += (long long)KC * s.volume;
+        if (lane == 0) barrier_expect(full, min(s.in_channels - chunk * KC, KC) * bytes);
+        __syncwarp();
+        if (bytes && c < s.in_channels) copy(place().ring + SIZE * (to_slot * STAGE + lane * PITCH), s.x + (n * s.x_n + (c * s.volume + first)), bytes, full);
     }
 
     /// Those of the first items: all stages are free.
     __device__ __forceinline__ void start() {
+        if (!fetches()) return;
 #pragma unroll 1
         for (int k = 0; k < s.ahead; k++)
 #pragma unroll 1
-            for (int chunk = 0; chunk < s.chunks; chunk++) fetch(place().team + k * teams(), chunk, k * s.chunks + chunk, 1);
+            for (int chunk = 0; chunk < s.chunks; chunk++) fetch(place().team + k * place().teams, chunk, k * s.chunks + chunk, 1);
     }
 
     /// A step's operand of some tiles; of the split its low parts too.
@@ -250,7 +245,7 @@ struct Warpgroup {
         unsigned a[BUFFERS][PARTS][TILES][4];
 #pragma unroll 1
         for (int chunk = 0; chunk < s.chunks; chunk++) {
-            if (const int later = base + s.ahead * teams(); later < s.items) {
+            if (const int later = base + s.ahead * place().teams; later < s.items && fetches()) {
                 const int to = slot + s.ahead * s.chunks;
                 fetch(later + place().team, chunk, to < s.stages ? to : to - s.stages, to < s.stages ? turn ^ 1 : turn);
             }
@@ -293,33 +288,36 @@ struct Warpgroup {
     /// Which of the warpgroup's pairs the lane's j-th is.
     __device__ __forceinline__ int pair(int j) const { return 4 * j + t(); }
 
-    /// Calls `f` with each of the lane's pairs and its outputs, two residues of four positions, bias and activation among them:
-    /// the sums, or what the definition says.
-    template <typename F> __device__ __forceinline__ void for_outputs(int n, int first, bool by_definition, F f) {
-        const auto finish = [&](int j, float (&v)[8]) {
-            const float bias = __int_as_float(tables.pair[number()][pair(j)].y);
+    /// A pair's outputs, two residues of four positions, from their sums.
+    template <bool LEAKY> __device__ __forceinline__ void finish(int j, float (&v)[8]) const {
+        const float bias = __int_as_float(tables.pair[number()][pair(j)].y);
 #pragma unroll
-            for (int e = 0; e < 8; e++) v[e] += bias;
-            straighten(v, s.activation, s.slope);
+        for (int e = 0; e < 8; e++) v[e] += bias;
+        tables.activation.apply<LEAKY>(v);
+    }
+
+    /// Calls `f` with each of the lane's pairs and its outputs.
+    template <bool LEAKY, typename F> __device__ __forceinline__ void for_outputs(F f) const {
+#pragma unroll
+        for (int j = 0; j < PAIRS; j++) {
+            float v[8];
+#pragma unroll
+            for (int e = 0; e < 8; e++) v[e] = sum[e / 4][4 * j + e % 4];
+            finish<LEAKY>(j, v);
             f(j, v);
-        };
-        if (by_definition) {
-#pragma unroll 1
-            for (int j = 0; j < PAIRS; j++) {
-                float v[8];
-                define(n, first, j, v);
-                finish(j, v);
-            }
-            clear();
-        } else {
-#pragma unroll
-            for (int j = 0; j < PAIRS; j++) {
-                float v[8];
-#pragma unroll
-                for (int e = 0; e < 8; e++) v[e] = sum[e / 4][4 * j + e % 4];
-                finish(j, v);
-            }
         }
+    }
+
+    /// The same by the definition.
+    template <typename F> __device__ __forceinline__ void for_defined(int n, int first, F f) {
+#pragma unroll 1
+        for (int j = 0; j < PAIRS; j++) {
+            float v[8];
+            define(n, first, j, v);
+            finish<true>(j, v);
+            f(j, v);
+        }
+        clear();
     }
 
     /// A pair's sums by the definition.
@@ -348,58 +346,68 @@ struct Warpgroup {
         return d * s.d_stride * s.y_d + h * s.h_stride * s.y_h + (in_plane - h * by.width.by) * 2;
     }
 
+    /// Writes a pair's outputs. WHOLE: those of a lane that are neighbours in line at once, else position by position; where
+    /// they lie, from those of the pair on.
+    template <bool LEAKY, bool WHOLE> __device__ __forceinline__ void write(int j, float (&v)[8], Element *of_sample, const int (&at)[2]) const {
+        if (MODE == 2) {
+            const float4 norm = tables.norm[number()][pair(j)];
+#pragma unroll
+            for (int e = 0; e < 8; e++) v[e] = (v[e] - norm.x) * norm.y + norm.z;
+            tables.post.apply<LEAKY>(v);
+        }
+        const int of_pair = tables.pair[number()][pair(j)].x;
+        Element *const to = of_sample + of_pair;
+        const bool here = of_pair != NOWHERE;
+#if KIND == 0
+        const uint4 all = make_uint4(narrow_both(v[0], v[1], Element{}), narrow_both(v[2], v[3], Element{}),
+                                     narrow_both(v[4], v[5], Element{}), narrow_both(v[6], v[7], Element{}));
+        if (WHOLE) {
+            put(to + at[0], all, here && at[0] != NOWHERE);
+            return;
+        }
+        const unsigned both[4] = {all.x, all.y, all.z, all.w};
+#else
+        if (WHOLE) {
+#pragma unroll
+            for (int i = 0; i < 2; i++)
+                put(to + at[i], make_float4(v[4 * i], v[4 * i + 1], v[4 * i + 2], v[4 * i + 3]), here && at[i] != NOWHERE);
+            return;
+        }
+        const float2 both[4] = {{v[0], v[1]}, {v[2], v[3]}, {v[4], v[5]}, {v[6], v[7]}};
+#endif
+#pragma unroll
+        for (int of = 0; of < 4; of++) {
+            const int one = tables.apart[of][thread()];
+            put(to + one, both[of], here && one != NOWHERE);
+        }
+    }
+
     /// Writes a tile's outputs.
     __device__ __forceinline__ void write(int n, int first, bool by_definition) {
         Element *of_sample = s.y + n * s.y_n;
         // The compiler would rather multiply anew for each output.
         asm volatile("" : "+l"(of_sample));
-        const auto at = [&](int of) {
+        const auto place_at = [&](int of) {
             const int p = first + position(of / 2, of % 2);
             return p < s.volume ? place_of(p) : NOWHERE;
         };
-        // Where those lie that are written at once.
-        constexpr int TOGETHER = KIND == 0 ? 4 : 2;
-        int places[4 / TOGETHER];
-#pragma unroll
-        for (int of = 0; of < 4; of += TOGETHER) places[of / TOGETHER] = at(of);
-        if (!s.whole)
+        int at[2] = {NOWHERE, NOWHERE};
+        const bool leaky = tables.activation.leaky || MODE == 2 && tables.post.leaky;
+        if (s.whole && !by_definition) {
+            at[0] = place_at(0);
+            if (KIND != 0) at[1] = place_at(2);
+            if (leaky)
+                for_outputs<true>([&](int j, float(&v)[8]) { write<true, true>(j, v, of_sample, at); });
+            else
+                for_outputs<false>([&](int j, float(&v)[8]) { write<false, true>(j, v, of_sample, at); });
+            return;
+        }
 #pragma unroll 1
-            for (int of = 0; of < 4; of++) tables.apart[of][thread()] = at(of);
-        for_outputs(n, first, by_definition, [&](int j, float(&v)[8]) {
-            if (MODE == 2) {
-                const float4 norm = tables.norm[number()][pair(j)];
-#pragma unroll
-                for (int e = 0; e < 8; e++) v[e] = (v[e] - norm.x) * norm.y + norm.z;
-                straighten(v, s.post_activation, s.post_slope);
-            }
-            const int of_pair = tables.pair[number()][pair(j)].x;
-            if (of_pair == NOWHERE) return;
-            Element *const to = of_sample + of_pair;
-#if KIND == 0
-            const uint4 all = make_uint4(narrow_both(v[0], v[1], Element{}), narrow_both(v[2], v[3], Element{}),
-                                         narrow_both(v[4], v[5], Element{}), narrow_both(v[6], v[7], Element{}));
-            if (s.whole) {
-                if (places[0] != NOWHERE) put(to + places[0], all);
-            } else {
-                const unsigned both[4] = {all.x, all.y, all.z, all.w};
-#pragma unroll
-                for (int of = 0; of < 4; of++)
-                    if (const int one = tables.apart[of][thread()]; one != NOWHERE) put(to + one, both[of]);
-            }
-#else
-#pragma unroll
-            for (int i = 0; i < 2; i++) {
-                const float *const of_tile = v + 4 * i;
-                if (s.whole) {
-                    if (places[i] != NOWHERE) put(to + places[i], make_float4(of_tile[0], of_tile[1], of_tile[2], of_tile[3]));
-                } else {
-#pragma unroll
-                    for (int half = 0; half < 2; half++)
-                        if (const int one = tables.apart[2 * i + half][thread()]; one != NOWHERE) put(to + one, make_float2(of_tile[2 * half], of_tile[2 * half + 1]));
-                }
-            }
-#endif
-        });
+        for (int of = 0; of < 4; of++) tables.apart[of][thread()] = place_at(of);
+        if (by_definition)
+            for_defined(n, first, [&](int j, float(&v)[8]) { write<true, false>(j, v, of_sample, at); });
+        else
+            for_outputs<true>([&](int j, float(&v)[8]) { write<true, false>(j, v, of_sample, at); });
     }
 
     /// Where this thread keeps statistics of the sample at hand: of each pair the mean of what it has computed, and squared
@@ -412,32 +420,33 @@ struct Warpgroup {
         return make_float2(one.x + apart * share, one.y + (other.y + apart * apart * (seen * share)));
     }
 
+    /// Adds a pair's outputs of a whole tile to the statistics, whose share of both they are.
+    __device__ __forceinline__ void count(int j, const float (&v)[8], float share) {
+        // Of equal numbers the mean is exact.
+        const float mean = (((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]))) * 0.125f;
+        float m2[2] = {0.0f, 0.0f};
+#pragma unroll
+        for (int e = 0; e < 8; e++) m2[e % 2] = fmaf(v[e] - mean, v[e] - mean, m2[e % 2]);
+        so_far(j) = merged(so_far(j), seen, make_float2(mean, m2[0] + m2[1]), share);
+    }
+
     /// Adds a tile's outputs.
     __device__ __forceinline__ void count(int n, int first, bool by_definition) {
         const int positions = s.volume - first;
         if (positions >= POS && !by_definition) {
             const float share = __fdividef(8.0f, seen + 8.0f);
-            for_outputs(n, first, false, [&](int j, float(&v)[8]) {
-                // Of equal numbers the mean is exact.
-                const float mean = (((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]))) * 0.125f;
-                float m2 = 0.0f;
-#pragma unroll
-                for (int e = 0; e < 8; e++) m2 = fmaf(v[e] - mean, v[e] - mean, m2);
-                so_far(j) = merged(so_far(j), seen, make_float2(mean, m2), share);
-            });
+            if (tables.activation.leaky)
+                for_outputs<true>([&](int j, float(&v)[8]) { count(j, v, share); });
+            else
+                for_outputs<false>([&](int j, float(&v)[8]) { count(j, v, share); });
             seen += 8.0f;
             return;
         }
-        // The compiler would rather begin both ways at once, for which registers do not suffice.
-#pragma unroll
-        for (int i = 0; i < 2; i++)
-#pragma unroll
-            for (int e = 0; e < ROWS / 2; e++) asm volatile("" : "+f"(sum[i][e]));
         int here = 0;
 #pragma unroll
         for (int of = 0; of < 4; of++) here += position(of / 2, of % 2) < positions ? 2 : 0;
         const float share = __fdividef(here, fmaxf(seen + here, 1.0f));
-        for_outputs(n, first, by_definition, [&](int j, float(&v)[8]) {
+        const auto count_here = [&](int j, float(&v)[8]) {
             if (here == 0) return;
             float total = 0.0f, m2 = 0.0f;
 #pragma unroll
@@ -446,7 +455,16 @@ struct Warpgroup {
 #pragma unroll
             for (int e = 0; e < 8; e++) m2 += position(e / 4, e / 2 % 2) < positions ? (v[e] - mean) * (v[e] - mean) : 0.0f;
             so_far(j) = merged(so_far(j), seen, make_float2(mean, m2), share);
-        });
+        };
+        // The compiler would rather begin both ways at once, for which registers do not suffice.
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+#pragma unroll
+            for (int e = 0; e < ROWS / 2; e++) asm volatile("" : "+f"(sum[i][e]));
+        if (by_definition)
+            for_defined(n, first, count_here);
+        else
+            for_outputs<true>(count_here);
         seen += here;
     }
 
@@ -479,6 +497,7 @@ struct Warpgroup {
     __device__ __forceinline__ void normalize(int n) {
         asm volatile("bar.sync %0, 128;" ::"r"(number() + 1) : "memory");
         const int own = thread() % GROUP;
+        if (own == 0) tables.sample[number()] = n;
         if (const int of = place().first_row / 2 + own; own < ROWS / 2 && of < s.rows / 2) {
             const int channel = tables.by.half_taps.divide(of), at = n * s.norm_groups + channel / s.group_channels;
             const float factor = s.rstd[at] * (s.gamma ? widen(s.gamma[channel]) : 1.0f);
@@ -500,22 +519,19 @@ struct Warpgroup {
         clear();
         if (MODE == 1)
             for (int j = 0; j < PAIRS; j++) so_far(j) = make_float2(0.0f, 0.0f);
-        int sample = MODE == 1 ? 0 : -1;
+        [[maybe_unused]] int sample = 0;
 #pragma unroll 1
         for (int base = 0; base < s.items; base += teams()) {
             multiply_tile(base);
             const int i = uniform(base + place().team);
             if (i >= s.items) continue;
-            const int item = item_of(i), n = tables.by.pos_blocks.divide(item), first = (item - n * tables.by.pos_blocks.by) * POS;
+            const int item = item_of(s, i), n = tables.by.pos_blocks.divide(item), first = (item - n * tables.by.pos_blocks.by) * POS;
             const bool bad = KIND != 0 && (tables.bad_weight || __any_sync(0xffffffffu, undefined));
             if (MODE == 1) {
                 for (; sample < n; sample++) hand_over(sample);
                 count(n, first, bad);
             } else {
-                if (MODE == 2 && n != sample) {
-                    sample = n;
-                    normalize(n);
-                }
+                if (MODE == 2 && n != uniform(tables.sample[number()])) normalize(n);
                 write(n, first, bad);
             }
         }
@@ -548,41 +564,47 @@ __device__ __forceinline__ void keep_weights(const Sizes &s, Tables &tables, uns
 extern "C" __global__ void __launch_bounds__(THREADS, 1) shuffle_wgmma(
     const Element *x, const Element *w, const Element *bias, Element *y, int in_channels, int out_channels, int volume, int plane,
     int width, int d_stride, int h_stride, long long x_n, long long y_n, int y_c, int y_d, int y_h, int chunks, int pos_blocks, int items,
-    int row_blocks, int row_groups, int stages, int ahead, int x_unit, int whole, int has_bias, int activation, double slope,
+    int row_blocks, int row_groups, int stages, int ahead, int whole, int has_bias, int activation, double slope,
     float *part_mean, float *part_m2, float *part_count, const float *mean, const float *rstd, const Element *gamma, const Element *beta,
     int norm_groups, int group_channels, int post_activation, double post_slope) {
     extern __shared__ __align__(128) unsigned char memory[];
     __shared__ Tables tables;
     const int taps = d_stride * h_stride * 2;
     const Sizes s = {x, w, y, in_channels, volume, out_channels * taps, d_stride, h_stride, x_n, y_n, y_d, y_h, chunks, items, row_groups,
-                     stages, ahead, x_unit, whole, activation, (float)slope, part_mean, part_m2, part_count, mean, rstd, gamma, beta,
-                     norm_groups, group_channels, post_activation, (float)post_slope};
-    const int teams = THREADS / GROUP / row_groups, threads = GROUP * row_groups;
+                     stages, ahead, whole, part_mean, part_m2, part_count, mean, rstd, gamma, beta,
+                     norm_groups, group_channels};
+    const int teams = GROUPS / row_groups;
     const unsigned barriers = shared(memory), weights_offset = (16 * stages * teams + 127) / 128 * 128;
     const unsigned weights = barriers + weights_offset, ring = weights + 16 * PARTS * ROWS * row_groups * (KC / VECTOR) * chunks;
     // Of each stage what says that it is full, and that it is empty.
     if (threadIdx.x < stages * teams) {
-        barrier_init(barriers + 16 * threadIdx.x, threads);
-        barrier_init(barriers + 16 * threadIdx.x + 8, threads / 32);
+        barrier_init(barriers + 16 * threadIdx.x, 1);
+        barrier_init(barriers + 16 * threadIdx.x + 8, row_groups * GROUP / 32);
     }
     if (const int i = threadIdx.x - 32; i >= 0 && i < sizeof(Divisors) / sizeof(Divisor))
         ((Divisor *)&tables.by)[i] = Divisor(i == 0 ? plane : i == 1 ? width : i == 2 ? pos_blocks : i == 3 ? taps / 2 : h_stride);
     if (threadIdx.x == 64) tables.bad_weight = 0;
+    if (threadIdx.x < GROUPS) tables.sample[threadIdx.x] = -1;
+    if (threadIdx.x == 65) tables.activation = Straight(activation, slope);
+    if (threadIdx.x == 66) tables.post = Straight(post_activation, post_slope);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     __syncthreads();
     const int group = blockIdx.x / row_blocks, all_teams = (int)gridDim.x / row_blocks * teams, first_row = (blockIdx.x - group * row_blocks) * ROWS * row_groups;
-    if (const int i = threadIdx.x; i < THREADS / GROUP) {
+    if (const int i = threadIdx.x; i < GROUPS) {
         const int team = i / row_groups, of_team = i % row_groups;
         tables.place[i] = {group * teams + team, all_teams, first_row + of_team * ROWS, barriers + 16 * team * stages, ring + SIZE * team * stages * STAGE,
                            weights + 16 * ROWS * of_team};
     }
-    for (int i = threadIdx.x; i < THREADS / GROUP * ROWS / 2; i += THREADS) {
+    for (int i = threadIdx.x; i < GROUPS * ROWS / 2; i += THREADS) {
         const int of = i / (ROWS / 2), row = first_row + of % row_groups * ROWS + i % (ROWS / 2) * 2, pair = row / 2;
         const int channel = tables.by.half_taps.divide(pair), tap = pair - channel * (taps / 2), td = tables.by.h_stride.divide(tap);
         const bool here = row < s.rows;
         tables.pair[of][i % (ROWS / 2)] = make_int2(here ? channel * y_c + td * y_d + (tap - td * h_stride) * y_h : NOWHERE,
                                                     __float_as_int(here && has_bias ? widen(bias[channel]) : 0.0f));
     }
+    // What no copy writes: channels and positions past the end.
+    for (int i = threadIdx.x; i < SIZE * STAGE * stages * teams / 16; i += THREADS) ((uint4 *)(memory + (ring - barriers)))[i] = make_uint4(0, 0, 0, 0);
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     __syncthreads();
     Warpgroup warpgroup(s, tables);
     // Copies are on their way before the weights are there.
