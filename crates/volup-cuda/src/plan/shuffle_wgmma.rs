@@ -44,7 +44,6 @@ pub(super) struct ShuffleWgmma<'a> {
     pos_blocks: usize,
     /// Blocks side by side of each row block.
     blocks: usize,
-    in_channels: usize,
     chunks: usize,
     /// The time that this is expected to take.
     pub(super) seconds: f64,
@@ -112,7 +111,6 @@ impl<'a> ShuffleWgmma<'a> {
             row_blocks,
             pos_blocks,
             blocks,
-            in_channels: cin,
             chunks,
             seconds: 0.0,
         };
@@ -167,10 +165,7 @@ impl<'a> ShuffleWgmma<'a> {
         let stage = bytes * CHUNK * PITCH;
         let fixed = (16 * STAGES * teams).next_multiple_of(128) + self.weights(bytes);
         let room = (SHARED - RESERVED).checked_sub(kernel.shared_bytes as usize + fixed)?;
-        // What no copy writes of the last channels stays as it is, if a stage is always of the same ones.
-        let whole = if self.in_channels.is_multiple_of(CHUNK) { 1 } else { self.chunks };
-        let most = (room / (teams * stage)).min(STAGES.max(2 * self.chunks));
-        let stages = most / whole * whole;
+        let stages = (room / (teams * stage)).min(STAGES.max(2 * self.chunks));
         if stages <= self.chunks {
             return None;
         }

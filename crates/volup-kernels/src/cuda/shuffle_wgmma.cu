@@ -50,6 +50,7 @@
 // `shuffle_gemm` `mode`, `part_mean`, `part_m2`, `part_count`, `mean`, `rstd`, `gamma`, `beta`, `norm_groups`,
 // `group_channels`, `post_activation`, `post_slope`.
 
+#include "copy_async.cuh"
 #include "divisor.cuh"
 #include "hopper_registers.cuh"
 #include "operand.cuh"
@@ -61,6 +62,8 @@
 /// Threads of a block and of a warpgroup; positions of a tile, rows of a warpgroup, channels of a stage.
 constexpr int THREADS = 512, GROUP = 128, POS = 128, ROWS = 64, KC = 32;
 constexpr int SIZE = sizeof(Element), VECTOR = 16 / SIZE;
+/// Vectors of a line of a stage.
+constexpr int LINE = POS / VECTOR;
 /// Elements from a line of a stage to the next: reads of a warp meet no bank conflict.
 constexpr int PITCH = POS + 8, STAGE = KC * PITCH;
 /// Channels of a matrix instruction; what is loaded at a time of these, tiles of 64 positions; loads of a stage; how many of them have
@@ -113,8 +116,8 @@ struct Place {
     unsigned barriers, ring, weights;
 };
 
-/// What warpgroups know of their pairs of rows: where the first position's outputs lie in a sample, the bias; mean, factor
-/// and addend of the sample at hand.
+/// What warpgroups know of their pairs of rows: where the first position's outputs lie in a sample (or the part of the bias
+/// that statistics leave out), the bias; mean, factor and addend of the sample at hand.
 struct Tables {
     /// Of each thread where its positions' outputs lie, if they are no neighbours; what it has of each pair's statistics.
     int apart[4][MODE == 1 ? 1 : THREADS];
@@ -181,24 +184,23 @@ struct Warpgroup {
     /// The same number in all lanes: the compiler sees that a warp goes one way.
     __device__ __forceinline__ static int uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
 
-    /// Whether this warp brings X for the team.
-    __device__ __forceinline__ bool fetches() const { return thread() / 32 % (GROUP / 32 * s.row_groups) == 0; }
-
-    /// Starts the copies of a chunk of the team's i-th item, a line a lane, to a stage that is free when a barrier has that
-    /// parity.
+    /// Starts the copies of a chunk of the team's i-th item to a stage that is free when a barrier has that parity.
     __device__ __forceinline__ void fetch(int i, int chunk, int to_slot, int parity) {
-        const int item = item_of(s, i), n = tables.by.pos_blocks.divide(item), lane = thread() % 32, c = chunk * KC + lane;
-        const int first = (item - n * tables.by.pos_blocks.by) * POS, bytes = i < s.items ? SIZE * min(s.volume - first, POS) : 0;
+        const unsigned of_team = thread() & (GROUP * s.row_groups - 1), line = of_team / LINE, at = of_team % LINE * VECTOR;
+        const int item = item_of(s, i), n = tables.by.pos_blocks.divide(item), first = (item - n * tables.by.pos_blocks.by) * POS + at;
+        // Zeros past the end of channels, positions and items.
+        const int lines = i < s.items && first < s.volume ? s.in_channels - chunk * KC : 0, step = GROUP / LINE * s.row_groups;
+        const Element *from = s.x + (n * s.x_n + ((int)(chunk * KC + line) * s.volume + first));
         const unsigned full = place().barriers + 16 * to_slot;
+        unsigned to = place().ring + SIZE * (to_slot * STAGE + line * PITCH + at);
         barrier_wait(full + 8, parity);
-        if (lane == 0) barrier_expect(full, min(s.in_channels - chunk * KC, KC) * bytes);
-        __syncwarp();
-        if (bytes && c < s.in_channels) copy(place().ring + SIZE * (to_slot * STAGE + lane * PITCH), s.x + (n * s.x_n + (c * s.volume + first)), bytes, full);
+#pragma unroll 2
+        for (int l = line; l < KC; l += step, to += SIZE * step * PITCH, from += step * s.volume) copy_async<16>(to, l < lines ? from : s.x, l < lines);
+        asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(full) : "memory");
     }
 
     /// Those of the first items: all stages are free.
     __device__ __forceinline__ void start() {
-        if (!fetches()) return;
 #pragma unroll 1
         for (int k = 0; k < s.ahead; k++)
 #pragma unroll 1
@@ -245,7 +247,7 @@ struct Warpgroup {
         unsigned a[BUFFERS][PARTS][TILES][4];
 #pragma unroll 1
         for (int chunk = 0; chunk < s.chunks; chunk++) {
-            if (const int later = base + s.ahead * place().teams; later < s.items && fetches()) {
+            if (const int later = base + s.ahead * place().teams; later < s.items) {
                 const int to = slot + s.ahead * s.chunks;
                 fetch(later + place().team, chunk, to < s.stages ? to : to - s.stages, to < s.stages ? turn ^ 1 : turn);
             }
@@ -288,11 +290,16 @@ struct Warpgroup {
     /// Which of the warpgroup's pairs the lane's j-th is.
     __device__ __forceinline__ int pair(int j) const { return 4 * j + t(); }
 
+    __device__ __forceinline__ float bias(int j) const { return __int_as_float(tables.pair[number()][pair(j)].y); }
+
+    /// The part of it that statistics are less by: all or nothing.
+    __device__ __forceinline__ float left_out(int j) const { return __int_as_float(tables.pair[number()][pair(j)].x); }
+
     /// A pair's outputs, two residues of four positions, from their sums.
     template <bool LEAKY> __device__ __forceinline__ void finish(int j, float (&v)[8]) const {
-        const float bias = __int_as_float(tables.pair[number()][pair(j)].y);
+        const float of_pair = bias(j);
 #pragma unroll
-        for (int e = 0; e < 8; e++) v[e] += bias;
+        for (int e = 0; e < 8; e++) v[e] += of_pair;
         tables.activation.apply<LEAKY>(v);
     }
 
@@ -430,15 +437,23 @@ struct Warpgroup {
         so_far(j) = merged(so_far(j), seen, make_float2(mean, m2[0] + m2[1]), share);
     }
 
-    /// Adds a tile's outputs.
+    /// Adds a tile's outputs, without a slope less the bias: it needs not be added to each.
     __device__ __forceinline__ void count(int n, int first, bool by_definition) {
         const int positions = s.volume - first;
         if (positions >= POS && !by_definition) {
             const float share = __fdividef(8.0f, seen + 8.0f);
-            if (tables.activation.leaky)
+            if (tables.activation.leaky) {
                 for_outputs<true>([&](int j, float(&v)[8]) { count(j, v, share); });
-            else
-                for_outputs<false>([&](int j, float(&v)[8]) { count(j, v, share); });
+            } else {
+#pragma unroll
+                for (int j = 0; j < PAIRS; j++) {
+                    const float least = tables.activation.least - bias(j);
+                    float v[8];
+#pragma unroll
+                    for (int e = 0; e < 8; e++) asm("max.NaN.f32 %0, %1, %2;" : "=f"(v[e]) : "f"(sum[e / 4][4 * j + e % 4]), "f"(least));
+                    count(j, v, share);
+                }
+            }
             seen += 8.0f;
             return;
         }
@@ -448,7 +463,10 @@ struct Warpgroup {
         const float share = __fdividef(here, fmaxf(seen + here, 1.0f));
         const auto count_here = [&](int j, float(&v)[8]) {
             if (here == 0) return;
+            const float less = left_out(j);
             float total = 0.0f, m2 = 0.0f;
+#pragma unroll
+            for (int e = 0; e < 8; e++) v[e] -= less;
 #pragma unroll
             for (int e = 0; e < 8; e += 2) total += position(e / 4, e / 2 % 2) < positions ? v[e] + v[e + 1] : 0.0f;
             const float mean = __fdividef(total, here);
@@ -484,7 +502,7 @@ struct Warpgroup {
             }
             if (j == g() && own < pairs) {
                 const long long at = ((long long)(sample * place().teams + place().team) * 4 + warp()) * pairs + own;
-                s.part_mean[at] = all.x;
+                s.part_mean[at] = all.x + left_out(j);
                 s.part_m2[at] = all.y;
                 s.part_count[at] = count;
             }
@@ -526,7 +544,7 @@ struct Warpgroup {
             const int i = uniform(base + place().team);
             if (i >= s.items) continue;
             const int item = item_of(s, i), n = tables.by.pos_blocks.divide(item), first = (item - n * tables.by.pos_blocks.by) * POS;
-            const bool bad = KIND != 0 && (tables.bad_weight || __any_sync(0xffffffffu, undefined));
+            const bool bad = (KIND != 0 || MODE == 1) && (tables.bad_weight || KIND != 0 && __any_sync(0xffffffffu, undefined));
             if (MODE == 1) {
                 for (; sample < n; sample++) hand_over(sample);
                 count(n, first, bad);
@@ -578,7 +596,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) shuffle_wgmma(
     const unsigned weights = barriers + weights_offset, ring = weights + 16 * PARTS * ROWS * row_groups * (KC / VECTOR) * chunks;
     // Of each stage what says that it is full, and that it is empty.
     if (threadIdx.x < stages * teams) {
-        barrier_init(barriers + 16 * threadIdx.x, 1);
+        barrier_init(barriers + 16 * threadIdx.x, row_groups * GROUP);
         barrier_init(barriers + 16 * threadIdx.x + 8, row_groups * GROUP / 32);
     }
     if (const int i = threadIdx.x - 32; i >= 0 && i < sizeof(Divisors) / sizeof(Divisor))
@@ -599,12 +617,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) shuffle_wgmma(
         const int of = i / (ROWS / 2), row = first_row + of % row_groups * ROWS + i % (ROWS / 2) * 2, pair = row / 2;
         const int channel = tables.by.half_taps.divide(pair), tap = pair - channel * (taps / 2), td = tables.by.h_stride.divide(tap);
         const bool here = row < s.rows;
-        tables.pair[of][i % (ROWS / 2)] = make_int2(here ? channel * y_c + td * y_d + (tap - td * h_stride) * y_h : NOWHERE,
-                                                    __float_as_int(here && has_bias ? widen(bias[channel]) : 0.0f));
+        const float add = here && has_bias ? widen(bias[channel]) : 0.0f;
+        int at = here ? channel * y_c + td * y_d + (tap - td * h_stride) * y_h : NOWHERE;
+        if (MODE == 1) {
+            // What is infinite is left to the definition.
+            const bool finite = fabsf(add) < INFINITY;
+            if (!finite) tables.bad_weight = 1;
+            at = __float_as_int(activation != 2 && finite ? add : 0.0f);
+        }
+        tables.pair[of][i % (ROWS / 2)] = make_int2(at, __float_as_int(add));
     }
-    // What no copy writes: channels and positions past the end.
-    for (int i = threadIdx.x; i < SIZE * STAGE * stages * teams / 16; i += THREADS) ((uint4 *)(memory + (ring - barriers)))[i] = make_uint4(0, 0, 0, 0);
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
     __syncthreads();
     Warpgroup warpgroup(s, tables);
     // Copies are on their way before the weights are there.
