@@ -68,7 +68,7 @@ constexpr int LINE = POS / VECTOR;
 constexpr int PITCH = POS + 8, STAGE = KC * PITCH;
 /// Channels of a matrix instruction; what is loaded at a time of these, tiles of 64 positions; loads of a stage; how many of them have
 /// registers of their own, so that one goes on while another is multiplied.
-constexpr int STEP = 32 / SIZE, TILES = KIND == 3 ? 1 : 2, LOADS = KC / STEP * 2 / TILES, BUFFERS = KIND == 3 || KIND == 1 && MODE == 2 ? 1 : 2;
+constexpr int STEP = 32 / SIZE, TILES = KIND == 3 ? 1 : 2, LOADS = KC / STEP * 2 / TILES, BUFFERS = KIND == 3 && MODE != 1 ? 1 : 2;
 /// Pairs of rows of a lane, one of every eight.
 constexpr int PAIRS = ROWS / 8;
 constexpr int GROUPS = THREADS / GROUP, NOWHERE = -1;
@@ -127,8 +127,8 @@ struct Tables {
     Place place[GROUPS];
     Divisors by;
     int bad_weight;
-    /// The sample that each warpgroup has normalized last.
-    int sample[GROUPS];
+    /// The sample that each warp counts, or has normalized last.
+    int sample[THREADS / 32];
     /// Before the normalization and behind it.
     Straight activation, post;
 };
@@ -161,6 +161,9 @@ struct Warpgroup {
     Tables &tables;
     /// The next stage to be multiplied, and the parity of what fills it.
     int slot = 0, turn = 0;
+    /// Where this thread's vector of the next channels to be fetched lies, and how many channels there are from there on.
+    const Element *fetched;
+    int lines;
     float sum[2][ROWS / 2];
     /// Whether this thread has met something in a tile's X that is left to the definition.
     bool undefined;
@@ -187,16 +190,22 @@ struct Warpgroup {
     /// Starts the copies of a chunk of the team's i-th item to a stage that is free when a barrier has that parity.
     __device__ __forceinline__ void fetch(int i, int chunk, int to_slot, int parity) {
         const unsigned of_team = thread() & (GROUP * s.row_groups - 1), line = of_team / LINE, at = of_team % LINE * VECTOR;
-        const int item = item_of(s, i), n = tables.by.pos_blocks.divide(item), first = (item - n * tables.by.pos_blocks.by) * POS + at;
-        // Zeros past the end of channels, positions and items.
-        const int lines = i < s.items && first < s.volume ? s.in_channels - chunk * KC : 0, step = GROUP / LINE * s.row_groups;
-        const Element *from = s.x + (n * s.x_n + ((int)(chunk * KC + line) * s.volume + first));
+        const int step = GROUP / LINE * s.row_groups;
+        if (chunk == 0) {
+            const int item = item_of(s, i), n = tables.by.pos_blocks.divide(item), first = (item - n * tables.by.pos_blocks.by) * POS + at;
+            fetched = s.x + (n * s.x_n + ((int)line * s.volume + first));
+            // Zeros past the end of channels, positions and items.
+            lines = i < s.items && first < s.volume ? s.in_channels : 0;
+        }
+        const Element *from = fetched;
         const unsigned full = place().barriers + 16 * to_slot;
         unsigned to = place().ring + SIZE * (to_slot * STAGE + line * PITCH + at);
         barrier_wait(full + 8, parity);
 #pragma unroll 2
         for (int l = line; l < KC; l += step, to += SIZE * step * PITCH, from += step * s.volume) copy_async<16>(to, l < lines ? from : s.x, l < lines);
         asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(full) : "memory");
+        fetched += (long long)KC * s.volume;
+        lines -= KC;
     }
 
     /// Those of the first items: all stages are free.
@@ -427,21 +436,27 @@ struct Warpgroup {
         return make_float2(one.x + apart * share, one.y + (other.y + apart * apart * (seen * share)));
     }
 
-    /// Adds a pair's outputs of a whole tile to the statistics, whose share of both they are.
+    /// Adds a pair's outputs of a whole tile to the statistics, as by Youngs and Cramer, 1971: deviations are from the mean so
+    /// far, of the first outputs from one of them. `share`: of each output among all.
     __device__ __forceinline__ void count(int j, const float (&v)[8], float share) {
-        // Of equal numbers the mean is exact.
-        const float mean = (((v[0] + v[1]) + (v[2] + v[3])) + ((v[4] + v[5]) + (v[6] + v[7]))) * 0.125f;
-        float m2[2] = {0.0f, 0.0f};
+        const float2 before = so_far(j);
+        const float from = seen > 0.0f ? before.x : v[0];
+        float total[2] = {0.0f, 0.0f}, squares[2] = {0.0f, 0.0f};
 #pragma unroll
-        for (int e = 0; e < 8; e++) m2[e % 2] = fmaf(v[e] - mean, v[e] - mean, m2[e % 2]);
-        so_far(j) = merged(so_far(j), seen, make_float2(mean, m2[0] + m2[1]), share);
+        for (int e = 0; e < 8; e++) {
+            const float apart = v[e] - from;
+            total[e % 2] = e < 2 ? apart : total[e % 2] + apart;
+            squares[e % 2] = fmaf(apart, apart, squares[e % 2]);
+        }
+        const float all = total[0] + total[1], shift = all * share;
+        so_far(j) = make_float2(from + shift, before.y + fmaxf(fmaf(-all, shift, squares[0] + squares[1]), 0.0f));
     }
 
     /// Adds a tile's outputs, without a slope less the bias: it needs not be added to each.
     __device__ __forceinline__ void count(int n, int first, bool by_definition) {
         const int positions = s.volume - first;
         if (positions >= POS && !by_definition) {
-            const float share = __fdividef(8.0f, seen + 8.0f);
+            const float share = __fdividef(1.0f, seen + 8.0f);
             if (tables.activation.leaky) {
                 for_outputs<true>([&](int j, float(&v)[8]) { count(j, v, share); });
             } else {
@@ -511,11 +526,22 @@ struct Warpgroup {
         seen = 0.0f;
     }
 
+    /// Those of all samples before one that are not written yet.
+    __device__ __forceinline__ void hand_over_until(int n) {
+        int &of_warp = tables.sample[thread() / 32];
+#pragma unroll 1
+        for (int sample = uniform(of_warp); sample < n; sample++) {
+            hand_over(sample);
+            if (thread() % 32 == 0) of_warp = sample + 1;
+        }
+        __syncwarp();
+    }
+
     /// The normalization of a sample, once all of the warpgroup have done with that of the one before.
     __device__ __forceinline__ void normalize(int n) {
         asm volatile("bar.sync %0, 128;" ::"r"(number() + 1) : "memory");
         const int own = thread() % GROUP;
-        if (own == 0) tables.sample[number()] = n;
+        if (own % 32 == 0) tables.sample[thread() / 32] = n;
         if (const int of = place().first_row / 2 + own; own < ROWS / 2 && of < s.rows / 2) {
             const int channel = tables.by.half_taps.divide(of), at = n * s.norm_groups + channel / s.group_channels;
             const float factor = s.rstd[at] * (s.gamma ? widen(s.gamma[channel]) : 1.0f);
@@ -537,7 +563,6 @@ struct Warpgroup {
         clear();
         if (MODE == 1)
             for (int j = 0; j < PAIRS; j++) so_far(j) = make_float2(0.0f, 0.0f);
-        [[maybe_unused]] int sample = 0;
 #pragma unroll 1
         for (int base = 0; base < s.items; base += teams()) {
             multiply_tile(base);
@@ -546,15 +571,14 @@ struct Warpgroup {
             const int item = item_of(s, i), n = tables.by.pos_blocks.divide(item), first = (item - n * tables.by.pos_blocks.by) * POS;
             const bool bad = (KIND != 0 || MODE == 1) && (tables.bad_weight || KIND != 0 && __any_sync(0xffffffffu, undefined));
             if (MODE == 1) {
-                for (; sample < n; sample++) hand_over(sample);
+                hand_over_until(n);
                 count(n, first, bad);
             } else {
-                if (MODE == 2 && n != uniform(tables.sample[number()])) normalize(n);
+                if (MODE == 2 && n != uniform(tables.sample[thread() / 32])) normalize(n);
                 write(n, first, bad);
             }
         }
-        if (MODE == 1)
-            for (const int samples = tables.by.pos_blocks.divide(s.items); sample < samples; sample++) hand_over(sample);
+        if (MODE == 1) hand_over_until(tables.by.pos_blocks.divide(s.items));
     }
 };
 
@@ -602,7 +626,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) shuffle_wgmma(
     if (const int i = threadIdx.x - 32; i >= 0 && i < sizeof(Divisors) / sizeof(Divisor))
         ((Divisor *)&tables.by)[i] = Divisor(i == 0 ? plane : i == 1 ? width : i == 2 ? pos_blocks : i == 3 ? taps / 2 : h_stride);
     if (threadIdx.x == 64) tables.bad_weight = 0;
-    if (threadIdx.x < GROUPS) tables.sample[threadIdx.x] = -1;
+    if (threadIdx.x < THREADS / 32) tables.sample[threadIdx.x] = MODE == 1 ? 0 : -1;
     if (threadIdx.x == 65) tables.activation = Straight(activation, slope);
     if (threadIdx.x == 66) tables.post = Straight(post_activation, post_slope);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
