@@ -126,6 +126,8 @@ fn shuffle_gemm_computes_the_definition() {
         "row blocks",
         "rows past the end",
         "statistics",
+        "teams",
+        "warpgroups",
         "weights one by one",
     ];
     assert_eq!(found.into_iter().collect::<Vec<_>>(), expected);
