@@ -13,144 +13,46 @@
 //
 // # How
 //
-// A block has four warpgroups and stays. `row_groups` of them (1, 2 or 4) are a team: they compute the same 128
-// positions, 64 rows each. The block has the weights of its 64*row_groups rows in shared memory, all channels. Each team takes every
+// A block has four warpgroups and stays. `row_groups` of them (1, 2 or 4) are a team: they compute the same 128 positions,
+// 64 rows each. The block has the weights of its 64*row_groups rows in shared memory, all channels. Each team takes every
 // so-manieth item, a block of positions, and has a ring of `stages` for X, 32 channels each, which all its threads fill by
-// asynchronous copies `ahead` stages ahead. Barriers of memory say what is there and what is read: warpgroups may drift
-// apart, so that one stores while another multiplies. Teams know nothing of each other. Row blocks of the same positions
-// are neighbours in the grid.
+// asynchronous copies `ahead` items ahead. Barriers in shared memory say what is there and what is read: warpgroups may
+// drift apart, so that one stores while another multiplies. Teams know nothing of each other. Row blocks of the same
+// positions are neighbours in the grid.
 //
 // # Modes
 //
-// As in `shuffle_gemm`: `mode` 0 writes y; 1 writes statistics instead; 2 writes y normalized, items from the last one on: what
-// the statistics have read last may still be in the second-level cache. A lane keeps the mean of
-// what it has computed of each pair of rows that are the residues along width, and the squared deviations from it, merged
-// tile by tile in order. Partial `((sample*groups + group)*4 + warp)*pairs + pair` is what the warps of that number of the
-// team `group` have of a pair; groups are the teams of one row block, pairs half the rows of all. All partials are written.
+// As in `shuffle_gemm`: `MODE` 0 writes y; 1 writes statistics instead; 2 writes y normalized, items from the last one on:
+// what the statistics have read last may still be in the second-level cache. A thread keeps the mean of what it has
+// computed of each pair of rows that are the residues along width, and the squared deviations from it, tile by tile in
+// order. Partial `((sample*groups + group)*4 + warp)*pairs + pair` is what the warps of that number of the team `group`
+// have of a pair; groups are the teams of one row block, pairs half the rows of all. All partials are written.
 //
 // # Numbers
 //
 // `KIND` 0, f16 or bf16; 1, float32 rounded to tf32; 3, float32 as two tf32, of which three products are made, at most 192
-// channels. Infinities and NaN, and for the split what its low part has not bits enough for (operand.cuh; of X where a
-// lane's two positions by two channels hold nothing larger), are left to the definition: a warp's outputs where they are
-// in its X, all of a block where they are in the weight.
+// channels. Infinities and NaN, and for the split what its low part has not bits enough for (operand.cuh; of X where two
+// positions of two channels hold nothing larger), are left to the definition: a warp's outputs where they are in its X, all
+// of a block where they are in the weight.
 //
 // # What it takes
 //
-// 512 threads. Grid: any multiple of `row_blocks` along the first axis. Bytes of dynamic shared memory: `64 + 16*stages*teams +
-// size*(32*chunks*64*row_groups*parts + teams*stages*32*(128 + pad))`, the first two rounded up to 128: size of an element, parts 2 for KIND 3, else 1, pad
-// 8. x is dense, y lies as its strides say, 1 along width, x and y start at multiples of 16 bytes. `x_unit`: 16, 8 or 4 bytes that
-// a channel is a multiple of. `whole`: whether lines of x are a multiple of 4 positions (float32: of 2). `ahead` below
-// `stages`. What is counted in a sample, stages of all items and groups of all samples are below 2^31.
+// 512 threads. Grid: any multiple of `row_blocks` along the first axis. Bytes of dynamic shared memory: `16*stages*teams`
+// rounded up to 128, and `size*(32*chunks*64*row_groups*parts + teams*stages*32*136)`: size that of an element, parts 2 for
+// KIND 3, else 1, teams 4/row_groups. x is dense, y lies as its strides say, 1 along width, x and y start at multiples of 16
+// bytes, which a channel of x is a multiple of. `whole`: whether lines of x are a multiple of 4 positions (float32: of 2).
+// `ahead*chunks` below `stages`. What is counted in a sample, stages of all items and groups of all samples are below 2^31.
 //
 // Parameters, i32 but for pointers, `x_n`, `y_n` (i64) and the slopes (f64): `x`, `w`, `bias`, `y`, `in_channels`,
 // `out_channels`, `volume`, `plane`, `width` (positions of a sample, a plane, a line), `d_stride`, `h_stride`, `x_n`, `y_n`,
 // `y_c`, `y_d`, `y_h` (strides in elements), `chunks` (of 32 channels), `pos_blocks` (of a sample), `items` (of all),
-// `row_blocks`, `row_groups`, `stages`, `ahead`, `x_unit`, `whole`, `has_bias`, `activation`, `slope`, then as in
-// `shuffle_gemm` `mode`, `part_mean`, `part_m2`, `part_count`, `mean`, `rstd`, `gamma`, `beta`, `norm_groups`,
-// `group_channels`, `post_activation`, `post_slope`.
+// `row_blocks`, `row_groups`, `stages`, `ahead`, `whole`, `has_bias`, `activation`, `slope`, then as in `shuffle_gemm`
+// `part_mean`, `part_m2`, `part_count`, `mean`, `rstd`, `gamma`, `beta`, `norm_groups`, `group_channels`, `post_activation`,
+// `post_slope`.
 
 #include "copy_async.cuh"
-#include "divisor.cuh"
 #include "hopper_registers.cuh"
-#include "operand.cuh"
-
-#ifndef MODE
-#error "MODE: 0, 1 or 2"
-#endif
-
-/// Threads of a block and of a warpgroup; positions of a tile, rows of a warpgroup, channels of a stage.
-constexpr int THREADS = 512, GROUP = 128, POS = 128, ROWS = 64, KC = 32;
-constexpr int SIZE = sizeof(Element), VECTOR = 16 / SIZE;
-/// Vectors of a line of a stage.
-constexpr int LINE = POS / VECTOR;
-/// Elements from a line of a stage to the next: reads of a warp meet no bank conflict.
-constexpr int PITCH = POS + 8, STAGE = KC * PITCH;
-/// Channels of a matrix instruction; what is loaded at a time of these, tiles of 64 positions; loads of a stage; how many of them have
-/// registers of their own, so that one goes on while another is multiplied.
-constexpr int STEP = 32 / SIZE, TILES = KIND == 3 ? 1 : 2, LOADS = KC / STEP * 2 / TILES, BUFFERS = KIND == 3 && MODE != 1 ? 1 : 2;
-/// Pairs of rows of a lane, one of every eight.
-constexpr int PAIRS = ROWS / 8;
-constexpr int GROUPS = THREADS / GROUP, NOWHERE = -1;
-
-/// An activation that is a comparison: at most `least` below it, by `slope` where that is not above zero.
-struct Straight {
-    float slope, least;
-    int leaky;
-
-    Straight() = default;
-    __device__ Straight(int code, double slope) : slope(code == 2 ? (float)slope : 1.0f), least(code == 1 ? 0.0f : -INFINITY), leaky(code == 2) {}
-
-    /// LEAKY: whether there may be a slope. Lets NaN through.
-    template <bool LEAKY, int N> __device__ __forceinline__ void apply(float (&v)[N]) const {
-#pragma unroll
-        for (int e = 0; e < N; e++) {
-            if (LEAKY) v[e] = v[e] > 0.0f ? v[e] : v[e] * slope;
-            asm("max.NaN.f32 %0, %0, %1;" : "+f"(v[e]) : "f"(least));
-        }
-    }
-};
-
-struct Sizes {
-    const Element *x, *w;
-    Element *y;
-    int in_channels, volume, rows, d_stride, h_stride;
-    long long x_n, y_n;
-    int y_d, y_h, chunks, items, row_groups, stages, ahead, whole;
-    float *part_mean, *part_m2, *part_count;
-    const float *mean, *rstd;
-    const Element *gamma, *beta;
-    int norm_groups, group_channels;
-};
-
-/// What numbers are divided by.
-struct Divisors {
-    Divisor plane, width, pos_blocks, half_taps, h_stride;
-};
-
-/// Which warpgroup of a block it is.
-struct Place {
-    /// The team among those of the row block, and their number; the first row of all.
-    int team, teams, first_row;
-    /// The team's barriers, of each stage what says that it is full, then that it is empty; its stages; the warpgroup's weights.
-    unsigned barriers, ring, weights;
-};
-
-/// What warpgroups know of their pairs of rows: where the first position's outputs lie in a sample (or the part of the bias
-/// that statistics leave out), the bias; mean, factor and addend of the sample at hand.
-struct Tables {
-    /// Of each thread where its positions' outputs lie, if they are no neighbours; what it has of each pair's statistics.
-    int apart[4][MODE == 1 ? 1 : THREADS];
-    float2 so_far[PAIRS][MODE == 1 ? THREADS : 1];
-    int2 pair[GROUPS][ROWS / 2];
-    float4 norm[GROUPS][ROWS / 2];
-    Place place[GROUPS];
-    Divisors by;
-    int bad_weight;
-    /// The sample that each warp counts, or has normalized last.
-    int sample[THREADS / 32];
-    /// Before the normalization and behind it.
-    Straight activation, post;
-};
-
-/// The bits of float32 to be rounded to tf32: the matrix instructions cut off the rest. What becomes too large, and NaN, is left to the
-/// definition.
-__device__ __forceinline__ unsigned round_up(unsigned bits) { return bits + 0x1000u; }
-
-/// Writes neighbours where they are there: no branch for each.
-#define IF_THERE(there, what) "{\n.reg .pred p;\nsetp.ne.b32 p, %" #there ", 0;\n@p st.global." what ";\n}"
-__device__ __forceinline__ void put(Element *to, float4 v, bool there) {
-    asm volatile(IF_THERE(5, "v4.f32 [%0], {%1, %2, %3, %4}") ::"l"(to), "f"(v.x), "f"(v.y), "f"(v.z), "f"(v.w), "r"((int)there) : "memory");
-}
-__device__ __forceinline__ void put(Element *to, uint4 v, bool there) {
-    asm volatile(IF_THERE(5, "v4.b32 [%0], {%1, %2, %3, %4}") ::"l"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w), "r"((int)there) : "memory");
-}
-__device__ __forceinline__ void put(Element *to, float2 v, bool there) {
-    asm volatile(IF_THERE(3, "v2.f32 [%0], {%1, %2}") ::"l"(to), "f"(v.x), "f"(v.y), "r"((int)there) : "memory");
-}
-__device__ __forceinline__ void put(Element *to, unsigned v, bool there) {
-    asm volatile(IF_THERE(2, "b32 [%0], %1") ::"l"(to), "r"(v), "r"((int)there) : "memory");
-}
+#include "shuffle_tables.cuh"
 
 /// The i-th item to be computed.
 __device__ __forceinline__ int item_of(const Sizes &s, int i) { return MODE == 2 ? s.items - 1 - i : i; }
@@ -529,8 +431,10 @@ struct Warpgroup {
     /// Those of all samples before one that are not written yet.
     __device__ __forceinline__ void hand_over_until(int n) {
         int &of_warp = tables.sample[thread() / 32];
+        const int before = uniform(of_warp);
+        __syncwarp();
 #pragma unroll 1
-        for (int sample = uniform(of_warp); sample < n; sample++) {
+        for (int sample = before; sample < n; sample++) {
             hand_over(sample);
             if (thread() % 32 == 0) of_warp = sample + 1;
         }
