@@ -257,7 +257,7 @@ fn variants_fill_in_what_their_kernels_are_generic_over() {
 }
 
 /// Compile-time sizes that say how a kernel cuts its work, not what it can do.
-const TILES: [&str; 24] = [
+const TILES: [&str; 23] = [
     "B",
     "BC",
     "BK",
@@ -273,7 +273,6 @@ const TILES: [&str; 24] = [
     "ROW_WARPS",
     "STAGES",
     "TAPS",
-    "TILES",
     "U",
     "WARPS",
     "WARPS_M",

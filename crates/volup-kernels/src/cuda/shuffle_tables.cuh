@@ -5,23 +5,22 @@
 #include "divisor.cuh"
 #include "operand.cuh"
 
-#if !defined(MODE) || !defined(TILES)
-#error "MODE: 0, 1 or 2; TILES of 64 positions of a warpgroup: 1 or 2"
+#ifndef MODE
+#error "MODE: 0, 1 or 2"
 #endif
 
 /// Threads of a block and of a warpgroup; positions of a tile, rows of a warpgroup, channels of a stage.
-constexpr int THREADS = 512, GROUP = 128, POS = 64 * TILES, ROWS = 128 / TILES, KC = 32;
+constexpr int THREADS = 512, GROUP = 128, POS = 128, ROWS = 64, KC = 32;
 constexpr int SIZE = sizeof(Element), VECTOR = 16 / SIZE;
 /// Vectors of a line of a stage.
 constexpr int LINE = POS / VECTOR;
 /// Elements from a line of a stage to the next: reads of a warp meet no bank conflict.
 constexpr int PITCH = POS + 8, STAGE = KC * PITCH;
-/// Channels of a matrix instruction; operands that are loaded at a time, of tiles or of steps; loads of a stage; how many of them
-/// have registers of their own, so that one goes on while another is multiplied.
-constexpr int STEP = 32 / SIZE, LOADED = KIND == 3 ? 1 : 2, LOADS = KC / STEP * TILES / LOADED, BUFFERS = 2;
-/// Pairs of rows of a lane, one of every eight; outputs of a pair, positions of a lane.
-constexpr int PAIRS = ROWS / 8, OUTPUTS = 4 * TILES, OF_LANE = 2 * TILES;
-static_assert(TILES == 2 || KIND != 0 && MODE != 1, "eight outputs of 16 bits, and of statistics");
+/// Channels of a matrix instruction; tiles of 64 positions that are loaded at a time of these; loads of a stage; how many of
+/// them have registers of their own, so that one goes on while another is multiplied.
+constexpr int STEP = 32 / SIZE, TILES = KIND == 3 ? 1 : 2, LOADS = KC / STEP * 2 / TILES, BUFFERS = KIND == 3 && MODE != 1 ? 1 : 2;
+/// Pairs of rows of a lane, one of every eight.
+constexpr int PAIRS = ROWS / 8;
 constexpr int GROUPS = THREADS / GROUP, NOWHERE = -1;
 
 /// An activation that is a comparison: what is not above zero times `slope`, then at least `least`.
@@ -71,7 +70,7 @@ struct Place {
 /// that statistics leave out), the bias; mean, factor and addend of the sample at hand.
 struct Tables {
     /// Of each thread where its positions' outputs lie, if they are no neighbours; what it has of each pair's statistics.
-    int apart[OF_LANE][MODE == 1 ? 1 : THREADS];
+    int apart[4][MODE == 1 ? 1 : THREADS];
     float2 so_far[PAIRS][MODE == 1 ? THREADS : 1];
     int2 pair[GROUPS][ROWS / 2];
     float4 norm[GROUPS][ROWS / 2];

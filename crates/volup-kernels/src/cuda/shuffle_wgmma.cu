@@ -9,13 +9,12 @@
 // Here positions are the rows of the instruction and come from registers, where a channel's positions, neighbours in
 // memory, need no transposition. Rows of W are its columns. A lane has two neighbouring columns of each eight, which are the
 // residues along width of a position. Which position is which row of the instruction is free: a lane has four neighbours in
-// line of float32, positions `2g` and `2g + 1` of sixteen; of 16 bits eight, positions `4g` to `4g + 3` of 32. `TILES` of 64
-// positions and 128/TILES rows are a warpgroup's: with one, operands from registers serve twice as many columns.
+// line of float32, positions `2g` and `2g + 1` of sixteen; of 16 bits eight, positions `4g` to `4g + 3` of 32.
 //
 // # How
 //
-// A block has four warpgroups and stays. `row_groups` of them (1, 2 or 4) are a team: they compute the same 64*TILES
-// positions, 128/TILES rows each. The block has the weights of all their rows in shared memory, all channels. Each team takes every
+// A block has four warpgroups and stays. `row_groups` of them (1, 2 or 4) are a team: they compute the same 128 positions,
+// 64 rows each. The block has the weights of its 64*row_groups rows in shared memory, all channels. Each team takes every
 // so-manieth item, a block of positions, and has a ring of `stages` for X, 32 channels each, which all its threads fill by
 // asynchronous copies `ahead` items ahead. Barriers in shared memory say what is there and what is read: warpgroups may
 // drift apart, so that one stores while another multiplies. Teams know nothing of each other. Row blocks of the same
@@ -39,8 +38,8 @@
 // # What it takes
 //
 // 512 threads. Grid: any multiple of `row_blocks` along the first axis. Bytes of dynamic shared memory: `16*stages*teams`
-// rounded up to 128, and `size*(32*chunks*rows*parts + teams*stages*32*(64*TILES + 8))`: size that of an element, rows
-// those of a block, parts 2 for KIND 3, else 1, teams 4/row_groups. x is dense, y lies as its strides say, 1 along width, x and y start at multiples of 16
+// rounded up to 128, and `size*(32*chunks*64*row_groups*parts + teams*stages*32*136)`: size that of an element, parts 2 for
+// KIND 3, else 1, teams 4/row_groups. x is dense, y lies as its strides say, 1 along width, x and y start at multiples of 16
 // bytes, which a channel of x is a multiple of. `whole`: whether lines of x are a multiple of 4 positions (float32: of 2).
 // `ahead*chunks` below `stages`. What is counted in a sample, stages of all items and groups of all samples are below 2^31.
 //
@@ -67,7 +66,7 @@ struct Warpgroup {
     /// Where this thread's vector of the next channels to be fetched lies, and how many channels there are from there on.
     const Element *fetched;
     int lines;
-    float sum[TILES][ROWS / 2];
+    float sum[2][ROWS / 2];
     /// Whether this thread has met something in a tile's X that is left to the definition.
     bool undefined;
     /// How many outputs of each pair this thread has seen of the sample at hand.
@@ -119,8 +118,8 @@ struct Warpgroup {
             for (int chunk = 0; chunk < s.chunks; chunk++) fetch(place().team + k * place().teams, chunk, k * s.chunks + chunk, 1);
     }
 
-    /// Some operands from where the first one's lies; of the split their low parts too.
-    __device__ __forceinline__ void load(const Element *from, unsigned (&a)[PARTS][LOADED][4]) {
+    /// A step's operand of some tiles; of the split its low parts too.
+    __device__ __forceinline__ void load(const Element *from, unsigned (&a)[PARTS][TILES][4]) {
 #if KIND == 0
         // Four positions of two neighbouring channels, and of two eight channels on.
 #pragma unroll
@@ -133,9 +132,8 @@ struct Warpgroup {
         }
 #else
 #pragma unroll
-        for (int i = 0; i < LOADED; i++) {
-            const Element *const here = from + (TILES == 2 ? 16 * i : STEP * PITCH * i);
-            const float2 one = *(const float2 *)here, four = *(const float2 *)(here + 4 * PITCH);
+        for (int i = 0; i < TILES; i++) {
+            const float2 one = *(const float2 *)(from + 16 * i), four = *(const float2 *)(from + 4 * PITCH + 16 * i);
             const float v[4] = {one.x, one.y, four.x, four.y};
             float largest = 0.0f;
 #pragma unroll
@@ -155,9 +153,9 @@ struct Warpgroup {
         const unsigned panel = 16 * ROWS * s.row_groups, part = panel * (KC / VECTOR) * s.chunks;
         unsigned of_w = place().weights;
         // Of a lane in a stage: its first channel, its first position.
-        const int at = KIND == 0 ? 2 * t() * PITCH + 16 * TILES * warp() + 4 * g() : t() * PITCH + 16 * TILES * warp() + 2 * g();
+        const int at = KIND == 0 ? 2 * t() * PITCH + 32 * warp() + 4 * g() : t() * PITCH + 32 * warp() + 2 * g();
         undefined = false;
-        unsigned a[BUFFERS][PARTS][LOADED][4];
+        unsigned a[BUFFERS][PARTS][TILES][4];
 #pragma unroll 1
         for (int chunk = 0; chunk < s.chunks; chunk++) {
             if (const int later = base + s.ahead * place().teams; later < s.items) {
@@ -169,28 +167,28 @@ struct Warpgroup {
             const Element *const stage = (const Element *)__cvta_shared_to_generic(place().ring + SIZE * (slot * STAGE + at));
 #pragma unroll
             for (int k = 0; k < LOADS; k++) {
-                unsigned(&of)[PARTS][LOADED][4] = a[k % BUFFERS];
-                const int operand = k * LOADED;
+                unsigned(&of)[PARTS][TILES][4] = a[k % BUFFERS];
+                const int step = k * TILES / 2;
                 matrix_wait<BUFFERS - 1>();
-                load(stage + (operand / TILES * STEP * PITCH + operand % TILES * 16), of);
+                load(stage + (step * STEP * PITCH + (TILES == 1 ? k % 2 * 16 : 0)), of);
                 __syncwarp();
                 if (k == LOADS - 1 && threadIdx.x % 32 == 0) barrier_arrive(full + 8);
                 __syncwarp();
                 matrix_fence();
+                const unsigned long long high = descriptor<1>(of_w, panel);
+                const int keep = step > 0 || chunk > 0;
 #pragma unroll
-                for (int i = 0; i < LOADED; i++) {
-                    const int step = (operand + i) / TILES, keep = step > 0 || chunk > 0;
-                    const unsigned long long high = descriptor<1>(of_w + step * 2 * panel, panel);
-                    float(&to)[ROWS / 2] = sum[(operand + i) % TILES];
+                for (int i = 0; i < TILES; i++) {
+                    float(&to)[ROWS / 2] = sum[TILES == 1 ? k % 2 : i];
                     if (PARTS == 2) {
                         multiply(to, of[PARTS - 1][i], high, keep);
-                        multiply(to, of[0][i], descriptor<1>(of_w + step * 2 * panel + part, panel), 1);
+                        multiply(to, of[0][i], descriptor<1>(of_w + part, panel), 1);
                     }
                     multiply(to, of[0][i], high, PARTS == 2 || keep);
                 }
                 matrix_commit();
+                if (TILES == 2 || k % 2) of_w += 2 * panel;
             }
-            of_w += KC / STEP * 2 * panel;
             if (++slot == s.stages) slot = 0, turn ^= 1;
         }
         matrix_wait<0>();
@@ -198,7 +196,7 @@ struct Warpgroup {
 
     /// A position of a tile, of so many that this lane has.
     __device__ __forceinline__ int position(int i, int half) const {
-        return 16 * TILES * warp() + (KIND == 0 ? 4 * g() + 2 * i : 16 * i + 2 * g()) + half;
+        return 32 * warp() + (KIND == 0 ? 4 * g() + 2 * i : 16 * i + 2 * g()) + half;
     }
     /// Which of the warpgroup's pairs the lane's j-th is.
     __device__ __forceinline__ int pair(int j) const { return 4 * j + t(); }
@@ -209,10 +207,10 @@ struct Warpgroup {
     __device__ __forceinline__ float left_out(int j) const { return __int_as_float(tables.pair[number()][pair(j)].x); }
 
     /// A pair's outputs, two residues of four positions, from their sums.
-    template <bool LEAKY> __device__ __forceinline__ void finish(int j, float (&v)[OUTPUTS]) const {
+    template <bool LEAKY> __device__ __forceinline__ void finish(int j, float (&v)[8]) const {
         const float of_pair = bias(j);
 #pragma unroll
-        for (int e = 0; e < OUTPUTS; e++) v[e] += of_pair;
+        for (int e = 0; e < 8; e++) v[e] += of_pair;
         tables.activation.apply<LEAKY>(v);
     }
 
@@ -220,9 +218,9 @@ struct Warpgroup {
     template <bool LEAKY, typename F> __device__ __forceinline__ void for_outputs(F f) const {
 #pragma unroll
         for (int j = 0; j < PAIRS; j++) {
-            float v[OUTPUTS];
+            float v[8];
 #pragma unroll
-            for (int e = 0; e < OUTPUTS; e++) v[e] = sum[e / 4][4 * j + e % 4];
+            for (int e = 0; e < 8; e++) v[e] = sum[e / 4][4 * j + e % 4];
             finish<LEAKY>(j, v);
             f(j, v);
         }
@@ -232,7 +230,7 @@ struct Warpgroup {
     template <typename F> __device__ __forceinline__ void for_defined(int n, int first, F f) {
 #pragma unroll 1
         for (int j = 0; j < PAIRS; j++) {
-            float v[OUTPUTS];
+            float v[8];
             define(n, first, j, v);
             finish<true>(j, v);
             f(j, v);
@@ -241,16 +239,16 @@ struct Warpgroup {
     }
 
     /// A pair's sums by the definition.
-    __device__ __forceinline__ void define(int n, int first, int j, float (&v)[OUTPUTS]) const {
+    __device__ __forceinline__ void define(int n, int first, int j, float (&v)[8]) const {
         const int row = place().first_row + 2 * pair(j);
         const Element *weight = s.w + row;
 #pragma unroll
-        for (int e = 0; e < OUTPUTS; e++) v[e] = 0.0f;
+        for (int e = 0; e < 8; e++) v[e] = 0.0f;
 #pragma unroll 1
         for (int c = 0; c < s.in_channels && row < s.rows; c++, weight += s.rows) {
             const float even = widen(weight[0]), odd = widen(weight[1]);
 #pragma unroll
-            for (int of = 0; of < OF_LANE; of++) {
+            for (int of = 0; of < 4; of++) {
                 const int p = first + position(of / 2, of % 2);
                 const float x = p < s.volume ? widen(s.x[n * s.x_n + ((long long)c * s.volume + p)]) : 0.0f;
                 v[2 * of] = fmaf(x, even, v[2 * of]);
@@ -268,11 +266,11 @@ struct Warpgroup {
 
     /// Writes a pair's outputs. WHOLE: those of a lane that are neighbours in line at once, else position by position; where
     /// they lie, from those of the pair on.
-    template <bool LEAKY, bool WHOLE> __device__ __forceinline__ void write(int j, float (&v)[OUTPUTS], Element *of_sample, const int (&at)[TILES]) const {
+    template <bool LEAKY, bool WHOLE> __device__ __forceinline__ void write(int j, float (&v)[8], Element *of_sample, const int (&at)[2]) const {
         if (MODE == 2) {
             const float4 norm = tables.norm[number()][pair(j)];
 #pragma unroll
-            for (int e = 0; e < OUTPUTS; e++) v[e] = (v[e] - norm.x) * norm.y + norm.z;
+            for (int e = 0; e < 8; e++) v[e] = (v[e] - norm.x) * norm.y + norm.z;
             tables.post.apply<LEAKY>(v);
         }
         const int of_pair = tables.pair[number()][pair(j)].x;
@@ -289,16 +287,14 @@ struct Warpgroup {
 #else
         if (WHOLE) {
 #pragma unroll
-            for (int i = 0; i < TILES; i++)
+            for (int i = 0; i < 2; i++)
                 put(to + at[i], make_float4(v[4 * i], v[4 * i + 1], v[4 * i + 2], v[4 * i + 3]), here && at[i] != NOWHERE);
             return;
         }
-        float2 both[OF_LANE];
-#pragma unroll
-        for (int of = 0; of < OF_LANE; of++) both[of] = make_float2(v[2 * of], v[2 * of + 1]);
+        const float2 both[4] = {{v[0], v[1]}, {v[2], v[3]}, {v[4], v[5]}, {v[6], v[7]}};
 #endif
 #pragma unroll
-        for (int of = 0; of < OF_LANE; of++) {
+        for (int of = 0; of < 4; of++) {
             const int one = tables.apart[of][thread()];
             put(to + one, both[of], here && one != NOWHERE);
         }
@@ -313,23 +309,23 @@ struct Warpgroup {
             const int p = first + position(of / 2, of % 2);
             return p < s.volume ? place_of(p) : NOWHERE;
         };
-        int at[TILES];
+        int at[2] = {NOWHERE, NOWHERE};
         const bool leaky = tables.activation.leaky || MODE == 2 && tables.post.leaky;
         if (s.whole && !by_definition) {
-#pragma unroll
-            for (int i = 0; i < (KIND == 0 ? 1 : TILES); i++) at[i] = place_at(2 * i);
+            at[0] = place_at(0);
+            if (KIND != 0) at[1] = place_at(2);
             if (leaky)
-                for_outputs<true>([&](int j, float(&v)[OUTPUTS]) { write<true, true>(j, v, of_sample, at); });
+                for_outputs<true>([&](int j, float(&v)[8]) { write<true, true>(j, v, of_sample, at); });
             else
-                for_outputs<false>([&](int j, float(&v)[OUTPUTS]) { write<false, true>(j, v, of_sample, at); });
+                for_outputs<false>([&](int j, float(&v)[8]) { write<false, true>(j, v, of_sample, at); });
             return;
         }
 #pragma unroll 1
-        for (int of = 0; of < OF_LANE; of++) tables.apart[of][thread()] = place_at(of);
+        for (int of = 0; of < 4; of++) tables.apart[of][thread()] = place_at(of);
         if (by_definition)
-            for_defined(n, first, [&](int j, float(&v)[OUTPUTS]) { write<true, false>(j, v, of_sample, at); });
+            for_defined(n, first, [&](int j, float(&v)[8]) { write<true, false>(j, v, of_sample, at); });
         else
-            for_outputs<true>([&](int j, float(&v)[OUTPUTS]) { write<true, false>(j, v, of_sample, at); });
+            for_outputs<true>([&](int j, float(&v)[8]) { write<true, false>(j, v, of_sample, at); });
     }
 
     /// Where this thread keeps statistics of the sample at hand: of each pair the mean of what it has computed, and squared
@@ -344,12 +340,12 @@ struct Warpgroup {
 
     /// Adds a pair's outputs of a whole tile to the statistics, as by Youngs and Cramer, 1971: deviations are from the mean so
     /// far, of the first outputs from one of them. `share`: of each output among all.
-    __device__ __forceinline__ void count(int j, const float (&v)[OUTPUTS], float share) {
+    __device__ __forceinline__ void count(int j, const float (&v)[8], float share) {
         const float2 before = so_far(j);
         const float from = seen > 0.0f ? before.x : v[0];
         float total[2] = {0.0f, 0.0f}, squares[2] = {0.0f, 0.0f};
 #pragma unroll
-        for (int e = 0; e < OUTPUTS; e++) {
+        for (int e = 0; e < 8; e++) {
             const float apart = v[e] - from;
             total[e % 2] = e < 2 ? apart : total[e % 2] + apart;
             squares[e % 2] = fmaf(apart, apart, squares[e % 2]);
@@ -364,14 +360,14 @@ struct Warpgroup {
         if (positions >= POS && !by_definition) {
             const float share = __fdividef(1.0f, seen + 8.0f);
             if (tables.activation.leaky) {
-                for_outputs<true>([&](int j, float(&v)[OUTPUTS]) { count(j, v, share); });
+                for_outputs<true>([&](int j, float(&v)[8]) { count(j, v, share); });
             } else {
 #pragma unroll
                 for (int j = 0; j < PAIRS; j++) {
                     const float least = tables.activation.least - bias(j);
-                    float v[OUTPUTS];
+                    float v[8];
 #pragma unroll
-                    for (int e = 0; e < OUTPUTS; e++) asm("max.NaN.f32 %0, %1, %2;" : "=f"(v[e]) : "f"(sum[e / 4][4 * j + e % 4]), "f"(least));
+                    for (int e = 0; e < 8; e++) asm("max.NaN.f32 %0, %1, %2;" : "=f"(v[e]) : "f"(sum[e / 4][4 * j + e % 4]), "f"(least));
                     count(j, v, share);
                 }
             }
@@ -380,24 +376,24 @@ struct Warpgroup {
         }
         int here = 0;
 #pragma unroll
-        for (int of = 0; of < OF_LANE; of++) here += position(of / 2, of % 2) < positions ? 2 : 0;
+        for (int of = 0; of < 4; of++) here += position(of / 2, of % 2) < positions ? 2 : 0;
         const float share = __fdividef(here, fmaxf(seen + here, 1.0f));
-        const auto count_here = [&](int j, float(&v)[OUTPUTS]) {
+        const auto count_here = [&](int j, float(&v)[8]) {
             if (here == 0) return;
             const float less = left_out(j);
             float total = 0.0f, m2 = 0.0f;
 #pragma unroll
-            for (int e = 0; e < OUTPUTS; e++) v[e] -= less;
+            for (int e = 0; e < 8; e++) v[e] -= less;
 #pragma unroll
-            for (int e = 0; e < OUTPUTS; e += 2) total += position(e / 4, e / 2 % 2) < positions ? v[e] + v[e + 1] : 0.0f;
+            for (int e = 0; e < 8; e += 2) total += position(e / 4, e / 2 % 2) < positions ? v[e] + v[e + 1] : 0.0f;
             const float mean = __fdividef(total, here);
 #pragma unroll
-            for (int e = 0; e < OUTPUTS; e++) m2 += position(e / 4, e / 2 % 2) < positions ? (v[e] - mean) * (v[e] - mean) : 0.0f;
+            for (int e = 0; e < 8; e++) m2 += position(e / 4, e / 2 % 2) < positions ? (v[e] - mean) * (v[e] - mean) : 0.0f;
             so_far(j) = merged(so_far(j), seen, make_float2(mean, m2), share);
         };
         // The compiler would rather begin both ways at once, for which registers do not suffice.
 #pragma unroll
-        for (int i = 0; i < TILES; i++)
+        for (int i = 0; i < 2; i++)
 #pragma unroll
             for (int e = 0; e < ROWS / 2; e++) asm volatile("" : "+f"(sum[i][e]));
         if (by_definition)
@@ -461,7 +457,7 @@ struct Warpgroup {
     /// The first products are added to nothing, which the compiler does not know: until here it keeps nothing of the sums.
     __device__ __forceinline__ void clear() {
 #pragma unroll
-        for (int i = 0; i < TILES; i++)
+        for (int i = 0; i < 2; i++)
 #pragma unroll
             for (int e = 0; e < ROWS / 2; e++) sum[i][e] = 0.0f;
     }

@@ -187,7 +187,7 @@ fn declared_in_cuda(variant: &Variant, source: &'static str) -> Signature {
         "block_output" | "channel_statistics" | "gradient_sums" => vec!["KIND", "LAST", "VECTOR"],
         "gradient_rows" => vec!["KIND", "CHANNELS"],
         "shuffle_gradient" => vec!["KIND", "ROWS"],
-        "shuffle_wgmma" => vec!["KIND", "MODE", "TILES"],
+        "shuffle_wgmma" => vec!["KIND", "MODE"],
         "weight_gradient" => vec!["KIND", "WARP_M", "WARP_N", "WARPS_M", "WARPS_N", "TAPS", "CTAS"],
         _ => vec!["KIND"],
     };

@@ -11,8 +11,9 @@ const MOST_SHARED: i64 = 232_448;
 const CHUNK: i64 = 32;
 /// Channels of columns that lie side by side in NDHWC.
 const UNIT: i64 = 16;
-/// Warpgroups of a block of `shuffle_wgmma`.
+/// Warpgroups of a block of `shuffle_wgmma`, and rows of one.
 const GROUPS: i64 = 4;
+const ROWS: i64 = 64;
 /// Past what 32 bits count.
 const OVERFLOW: i64 = 1 << 31;
 /// Where partial statistics lie.
@@ -59,7 +60,7 @@ impl Layout {
         assert!(row_blocks > 0 && call.grid[0] % row_blocks == 0, "{:?}, {row_blocks}", call.grid);
         let teams = if wgmma { GROUPS / call.int("row_groups") } else { 1 };
         let (rows, warp_positions, places) = if wgmma {
-            (128 / call.size("TILES") * call.int("row_groups"), 16 * call.size("TILES"), 4)
+            (ROWS * call.int("row_groups"), 32, 4)
         } else {
             (call.size("WARP_ROWS") * call.size("ROW_WARPS"), call.size("WARP_POS"), call.size("POS_WARPS"))
         };
