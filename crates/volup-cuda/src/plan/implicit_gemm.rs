@@ -327,6 +327,7 @@ impl<'a> ImplicitGemm<'a> {
         let (code, slope) = activation_code(epilogue(&request.block)[0]);
         arguments.extend([i32::from(conv.has_bias()), code].map(Argument::from));
         arguments.push(Argument::F64(slope));
+        arguments.push(pass.mode().into());
         pass.push(context, &mut arguments)?;
         let work = geometry.batch() * groups * self.boxes.iter().product::<usize>();
         let grid = grid(work.min(self.resident))?;

@@ -18,6 +18,7 @@ mod phases;
 mod rows;
 mod shuffle_gemm;
 mod shuffle_gradient;
+mod shuffle_wgmma;
 #[cfg(test)]
 mod tests;
 mod weight_gradient;
@@ -364,6 +365,7 @@ enum Family<'a> {
     Halo(Box<halo_gemm::Halo<'a>>),
     Box(box_gemm::BoxGemm<'a>),
     Shuffle(shuffle_gemm::ShuffleGemm<'a>),
+    Wgmma(shuffle_wgmma::ShuffleWgmma<'a>),
     Implicit(implicit_gemm::ImplicitGemm<'a>),
 }
 
@@ -374,7 +376,7 @@ impl<'a> Family<'a> {
             Family::Interleave(_) => Algorithm::Interleave,
             Family::Halo(_) => Algorithm::HaloGemm,
             Family::Box(_) => Algorithm::BoxGemm,
-            Family::Shuffle(_) => Algorithm::ShuffleGemm,
+            Family::Shuffle(_) | Family::Wgmma(_) => Algorithm::ShuffleGemm,
             Family::Implicit(_) => Algorithm::ImplicitGemm,
         }
     }
@@ -383,6 +385,7 @@ impl<'a> Family<'a> {
     fn normalizes(&self) -> bool {
         match self {
             Family::Shuffle(shuffle) => shuffle.twice(),
+            Family::Wgmma(wgmma) => wgmma.twice(),
             Family::Implicit(implicit) => implicit.twice,
             _ => false,
         }
@@ -396,6 +399,7 @@ impl<'a> Family<'a> {
             Family::Halo(halo) => halo.seconds,
             Family::Box(boxes) => boxes.seconds,
             Family::Shuffle(shuffle) => shuffle.seconds,
+            Family::Wgmma(wgmma) => wgmma.seconds,
             Family::Implicit(implicit) => implicit.seconds,
         };
         if self.normalizes() { own } else { own + after(context) }
@@ -412,6 +416,7 @@ impl<'a> Family<'a> {
         all.extend(interleave::Interleave::new(context).map(Family::Interleave));
         all.extend(box_gemm::BoxGemm::all(context).into_iter().map(Family::Box));
         all.extend(shuffle_gemm::ShuffleGemm::all(context).into_iter().map(Family::Shuffle));
+        all.extend(shuffle_wgmma::ShuffleWgmma::all(context).into_iter().map(Family::Wgmma));
         all.extend(implicit_gemm::ImplicitGemm::all(context).into_iter().map(Family::Implicit));
         if all.is_empty() && context.classes.is_some() {
             return Family::all(Context { classes: None, ..context });
@@ -430,6 +435,7 @@ impl<'a> Family<'a> {
             Family::Halo(halo) => halo.steps(context, workspace, steps),
             Family::Box(boxes) => boxes.steps(context, workspace, steps),
             Family::Shuffle(shuffle) => shuffle.steps(context, workspace, steps),
+            Family::Wgmma(wgmma) => wgmma.steps(context, workspace, steps),
             Family::Implicit(implicit) => implicit.steps(context, workspace, steps),
         }
     }
@@ -443,6 +449,7 @@ impl fmt::Display for Family<'_> {
             Family::Halo(halo) => halo.fmt(f),
             Family::Box(boxes) => boxes.fmt(f),
             Family::Shuffle(shuffle) => shuffle.fmt(f),
+            Family::Wgmma(wgmma) => wgmma.fmt(f),
             Family::Implicit(implicit) => implicit.fmt(f),
         }
     }

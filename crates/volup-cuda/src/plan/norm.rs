@@ -92,20 +92,28 @@ pub(super) enum Pass {
 }
 
 impl Pass {
-    /// Adds what kernels are told of it.
+    /// The mode of kernels that does it.
+    pub(super) fn mode(self) -> i32 {
+        match self {
+            Pass::Written => 0,
+            Pass::Statistics(_) => 1,
+            Pass::Normalized(..) => 2,
+        }
+    }
+
+    /// Adds what kernels are told of it beside the mode.
     pub(super) fn push(self, context: Context<'_>, arguments: &mut Vec<Argument>) -> Result<()> {
         let block = &context.request.block;
         let null = Argument::I64(0);
-        let (mode, parts, statistics, groups) = match self {
-            Pass::Written => (0, [null; 3], [null; 2], 1),
-            Pass::Statistics(parts) => (1, parts, [null; 2], 1),
-            Pass::Normalized(statistics, norm) => (2, [null; 3], statistics, norm.groups()),
+        let (parts, statistics, groups) = match self {
+            Pass::Written => ([null; 3], [null; 2], 1),
+            Pass::Statistics(parts) => (parts, [null; 2], 1),
+            Pass::Normalized(statistics, norm) => ([null; 3], statistics, norm.groups()),
         };
-        arguments.push(mode.into());
         arguments.extend(parts.into_iter().chain(statistics));
         arguments.extend([Buffer::NormWeight, Buffer::NormBias].map(|buffer| Argument::Pointer(buffer, 0)));
         push(arguments, [groups, block.conv().out_channels() / groups])?;
-        let (code, slope) = activation_code(block.post_activation().filter(|_| mode == 2));
+        let (code, slope) = activation_code(block.post_activation().filter(|_| self.mode() == 2));
         arguments.extend([code.into(), Argument::F64(slope)]);
         Ok(())
     }

@@ -15,13 +15,13 @@ const CHUNK: usize = 32;
 /// Channels of the columns that a lane has neighbours of.
 const UNIT: usize = 16;
 /// Sizes are counted in 32 bits, with room for a block past the end.
-const MOST: usize = i32::MAX as usize - (1 << 20);
+pub(super) const MOST: usize = i32::MAX as usize - (1 << 20);
 
 /// Clocks a second.
-const CLOCK: f64 = 1.7e9;
+pub(super) const CLOCK: f64 = 1.7e9;
 /// Bytes a second of the memory, and of the second-level cache.
-const MEMORY: f64 = 3.6e12;
-const CACHE: f64 = 5e12;
+pub(super) const MEMORY: f64 = 3.6e12;
+pub(super) const CACHE: f64 = 5e12;
 /// Of what other row blocks read again from there, the part that does not hide.
 const AGAIN: f64 = 0.6;
 /// Instructions of a warp for 32 rows by 32 positions, by kind of operand: for a step, for a stage beside its steps, for
@@ -37,15 +37,15 @@ const ISSUE: [f64; 4] = [0.26, 0.015, 0.75, 0.88];
 const WAIT: f64 = 700.0;
 const WRITE: f64 = 1500.0;
 /// Of what takes less, computing or moving, the part that does not hide behind the other.
-const SEEN: f64 = 0.15;
+pub(super) const SEEN: f64 = 0.15;
 /// Seconds until blocks have what they start with; for each byte of weights that those of a multiprocessor bring in
 /// another order, or round where they lie.
-const START: f64 = 6.5e-6;
+pub(super) const START: f64 = 6.5e-6;
 const REORDER: f64 = 3.8e-11;
 const ROUND: f64 = 2e-11;
 /// The most that partial statistics may take: this share of what the output does, and so many bytes.
-const PARTIALS: f64 = 0.25;
-const ROOM: f64 = (1 << 20) as f64;
+pub(super) const PARTIALS: f64 = 0.25;
+pub(super) const ROOM: f64 = (1 << 20) as f64;
 
 /// A plan of this family.
 #[derive(Clone, Copy)]
@@ -96,13 +96,13 @@ impl Tile {
 }
 
 /// The largest of 16, 8, 4 and 2 that divides a number of bytes; else 1.
-fn unit(bytes: usize) -> usize {
+pub(super) fn unit(bytes: usize) -> usize {
     gcd(bytes, 16)
 }
 
 /// Of what neighbours that a lane has the number in a line of y: channels, positions and residues along width, or
 /// positions.
-fn run(geometry: &Geometry, last: bool) -> usize {
+pub(super) fn run(geometry: &Geometry, last: bool) -> usize {
     let [_, _, depth, height, width] = geometry.input_shape();
     match (last, geometry.conv().stride()) {
         (true, _) => geometry.conv().out_channels(),
@@ -112,39 +112,42 @@ fn run(geometry: &Geometry, last: bool) -> usize {
     }
 }
 
+/// Whether each output has one tap, in one group, the activation is a comparison, and input and output lie the same way;
+/// not for float64, not past 32-bit counts. The kind of operands, and whether a norm is computed as well.
+pub(super) fn applies(context: Context<'_>) -> Option<(Operand, bool)> {
+    let request = context.request;
+    let (geometry, conv) = (&request.geometry, request.geometry.conv());
+    let operand = Operand::of(context)?;
+    let last = request.output_format == MemoryFormat::ChannelsLast3d;
+    let counted = |sizes: &[usize]| product(sizes).is_some_and(|size| size <= MOST);
+    let fits = counted(&geometry.input_shape()[1..])
+        && counted(&geometry.output_shape()[1..])
+        && counted(&conv.weight_shape());
+    let straight = activation_code(epilogue(&request.block)[0]).0 <= 2;
+    let volume: usize = geometry.input_shape()[2..].iter().product();
+    let apart = conv.stride()[2] <= 2 || last;
+    let bytes = request.dtype.size();
+    let rows = conv.out_channels() * conv.stride().iter().product::<usize>();
+    let x_run = if last { conv.in_channels() } else { volume };
+    // Copies are of 4 bytes at least.
+    let aligned = unit(x_run * bytes) >= 4 && (last || unit(rows * bytes) >= 4);
+    let applies = one_tap(geometry)
+        && fits
+        && straight
+        && apart
+        && aligned
+        && volume > 0
+        && conv.groups() == 1
+        && request.input_format == request.output_format;
+    let post = activation_code(request.block.post_activation()).0;
+    applies.then_some((operand, request.block.norm().is_some() && post <= 2))
+}
+
 impl<'a> ShuffleGemm<'a> {
-    /// Every plan, where each output has one tap, in one group, the activation is a comparison, and input and output
-    /// lie the same way; not for float64, not past its 32-bit counts.
+    /// Every plan where the family applies.
     pub(super) fn all(context: Context<'a>) -> Vec<ShuffleGemm<'a>> {
-        let request = context.request;
-        let (geometry, conv) = (&request.geometry, request.geometry.conv());
-        let Some(operand) = Operand::of(context) else { return Vec::new() };
-        let last = request.output_format == MemoryFormat::ChannelsLast3d;
-        let counted = |sizes: &[usize]| product(sizes).is_some_and(|size| size <= MOST);
-        let fits = counted(&geometry.input_shape()[1..])
-            && counted(&geometry.output_shape()[1..])
-            && counted(&conv.weight_shape());
-        let straight = activation_code(epilogue(&request.block)[0]).0 <= 2;
-        let volume: usize = geometry.input_shape()[2..].iter().product();
-        let apart = conv.stride()[2] <= 2 || last;
-        let bytes = request.dtype.size();
-        let rows = conv.out_channels() * conv.stride().iter().product::<usize>();
-        let x_run = if last { conv.in_channels() } else { volume };
-        // Copies are of 4 bytes at least.
-        let aligned = unit(x_run * bytes) >= 4 && (last || unit(rows * bytes) >= 4);
-        if !one_tap(geometry)
-            || !fits
-            || !straight
-            || !apart
-            || !aligned
-            || volume == 0
-            || conv.groups() != 1
-            || request.input_format != request.output_format
-        {
-            return Vec::new();
-        }
-        let post = activation_code(request.block.post_activation()).0;
-        let may_twice = request.block.norm().is_some() && post <= 2;
+        let Some((operand, may_twice)) = applies(context) else { return Vec::new() };
+        let last = context.request.output_format == MemoryFormat::ChannelsLast3d;
         // Kernels that know the modes of a normalization compute it; the others are faster.
         let is_it = |kernel: &&Variant| {
             kernel.param("KIND") == Some(operand.kind())
@@ -325,6 +328,7 @@ impl<'a> ShuffleGemm<'a> {
         let numbers = [i32::from(run(geometry, last).is_multiple_of(4)), i32::from(conv.has_bias()), code];
         arguments.extend(numbers.map(Argument::from));
         arguments.push(Argument::F64(slope));
+        arguments.push(pass.mode().into());
         pass.push(context, &mut arguments)?;
         let grid = [(self.row_blocks * self.groups) as u32, 1, 1];
         let (variant, shared) = (*self.kernel, self.shared as u32);

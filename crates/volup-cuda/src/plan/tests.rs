@@ -148,7 +148,7 @@ fn fits(call: &Call<'_>, plan: &Plan, what: &str) {
     if call.kernel() == "box_gemm" {
         boxes::check(call);
     }
-    if call.kernel() == "shuffle_gemm" {
+    if ["shuffle_gemm", "shuffle_wgmma"].contains(&call.kernel()) {
         shuffle::check(call);
     }
     if call.kernel().starts_with("group_") {

@@ -21,12 +21,13 @@ const ALIGNMENT: usize = 256;
 
 /// What is computed, and why. Small enough that plans on several streams share the device, large enough for
 /// every family.
-const ROWS: [(&str, &str); 17] = [
+const ROWS: [(&str, &str); 18] = [
     ("n 2, 4x8x16, 32>48, k 3, p 1, bias, relu, gn 8, silu", "the dense block"),
     ("n 2, 4x8x16, 32>32, k 3, s 2, p 1, op 1, bias", "eight phases"),
     ("n 2, 4x8x12, 32>32, k 3, s 2, p 1, op 1, bias, relu, gn 32, channels_last_3d", "the same in NDHWC"),
     ("n 2, 6x8x16, 64>32, k 2, s 2, bias", "the kernel is the stride"),
     ("n 2, 8x16x16, 32>16, k 2, s 2, bias, relu, gn 4", "and its block may be computed twice"),
+    ("n 2, 16x32x32, 32>16, k 2, s 2, bias, relu, gn 4", "by warpgroups, of larger volumes"),
     ("n 2, 4x8x12, 64>32, k 2, s 2, bias, silu, gn 32, channels_last_3d", "or not"),
     ("n 8, 8x16x16, 3>16, k 3, s 2, p 1, bias, silu, gn 4, hardswish", "three input channels"),
     ("n 2, 8x12x24, 32>32, k 3, s 2, p 1, g 4", "groups"),

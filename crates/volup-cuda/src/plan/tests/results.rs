@@ -109,7 +109,7 @@ pub fn features(plan: &Plan) -> BTreeSet<&'static str> {
     for call in calls.iter().filter(|call| call.kernel() == "box_gemm") {
         found.extend(boxes::features(call));
     }
-    for call in calls.iter().filter(|call| call.kernel() == "shuffle_gemm") {
+    for call in calls.iter().filter(|call| ["shuffle_gemm", "shuffle_wgmma"].contains(&call.kernel())) {
         found.extend(shuffle::features(call));
     }
     found.extend(calls.iter().any(|call| call.kernel() == "fill_output").then_some("outputs apart"));

@@ -1,4 +1,4 @@
-//! What `shuffle_gemm` does, given its arguments.
+//! What `shuffle_gemm` and `shuffle_wgmma` do, given their arguments.
 
 use super::contracts::{activate, biased};
 use super::machine::{Call, Machine};
@@ -11,6 +11,9 @@ const MOST_SHARED: i64 = 232_448;
 const CHUNK: i64 = 32;
 /// Channels of columns that lie side by side in NDHWC.
 const UNIT: i64 = 16;
+/// Warpgroups of a block of `shuffle_wgmma`, and rows of one.
+const GROUPS: i64 = 4;
+const ROWS: i64 = 64;
 /// Past what 32 bits count.
 const OVERFLOW: i64 = 1 << 31;
 /// Where partial statistics lie.
@@ -30,8 +33,9 @@ struct Layout {
     rows: i64,
     positions: i64,
     warp_positions: i64,
-    /// Warps side by side along positions.
+    /// Warps side by side along positions; rows that a partial statistic is of.
     places: i64,
+    together: i64,
     taps: i64,
     strides: [i64; 3],
     in_channels: i64,
@@ -48,31 +52,38 @@ struct Layout {
 
 impl Layout {
     fn new(call: &Call<'_>) -> Layout {
-        let strides = call.ints(["d_stride", "h_stride", "w_stride"]);
+        let wgmma = is_wgmma(call);
+        let [d_stride, h_stride] = call.ints(["d_stride", "h_stride"]);
+        let strides = [d_stride, h_stride, if wgmma { 2 } else { call.int("w_stride") }];
         let size = call.pointer("x").width as i64;
-        let warp_positions = call.size("WARP_POS");
-        let places = call.size("POS_WARPS");
         let row_blocks = call.int("row_blocks");
         assert!(row_blocks > 0 && call.grid[0] % row_blocks == 0, "{:?}, {row_blocks}", call.grid);
+        let teams = if wgmma { GROUPS / call.int("row_groups") } else { 1 };
+        let (rows, warp_positions, places) = if wgmma {
+            (ROWS * call.int("row_groups"), 32, 4)
+        } else {
+            (call.size("WARP_ROWS") * call.size("ROW_WARPS"), call.size("WARP_POS"), call.size("POS_WARPS"))
+        };
         Layout {
-            last: call.size("LAST") == 1,
+            last: !wgmma && call.size("LAST") == 1,
             size,
             vector: 16 / size,
             parts: if call.size("KIND") == 3 { 2 } else { 1 },
-            rows: call.size("WARP_ROWS") * call.size("ROW_WARPS"),
+            rows,
             positions: warp_positions * places,
             warp_positions,
             places,
+            together: if wgmma { 2 } else { 1 },
             taps: strides.iter().product(),
             strides,
             in_channels: call.int("in_channels"),
             out_channels: call.int("out_channels"),
-            channels: call.int("channels"),
+            channels: if wgmma { 0 } else { call.int("channels") },
             volume: call.int("volume"),
             row_blocks,
             pos_blocks: call.int("pos_blocks"),
             items: call.int("items"),
-            groups: call.grid[0] / row_blocks,
+            groups: call.grid[0] / row_blocks * teams,
         }
     }
 
@@ -101,27 +112,42 @@ impl Layout {
         [item / self.pos_blocks, item % self.pos_blocks * self.positions]
     }
 
-    /// The four neighbours that each lane has.
-    fn neighbours(&self) -> Vec<[Place; 4]> {
+    /// The neighbours that each lane has.
+    fn neighbours(&self) -> Vec<Vec<Place>> {
         let (row_step, pos_step) = match (self.last, self.strides[2]) {
             (true, _) => (4, 1),
+            // Of 16 bits eight.
+            (false, 2) if self.together == 2 => (2, self.vector / 2),
             (false, 2) => (2, 2),
             _ => (1, 4),
         };
         let steps = |end: i64, step: i64| (0..end / step).map(move |at| at * step);
         let all = steps(self.rows, row_step)
             .flat_map(|row| steps(self.positions, pos_step).map(move |position| [row, position]));
-        all.map(|[row, position]| [0, 1, 2, 3].map(|e| [row + e % row_step, position + e / row_step]))
-            .collect()
+        let of_lane = |[row, position]: Place| -> Vec<Place> {
+            (0..row_step * pos_step).map(|e| [row + e % row_step, position + e / row_step]).collect()
+        };
+        all.map(of_lane).collect()
     }
+}
+
+/// Whether it is the kernel on Hopper's own matrix instructions.
+fn is_wgmma(call: &Call<'_>) -> bool {
+    call.kernel() == "shuffle_wgmma"
+}
+
+/// What a launch does with what it computes.
+fn mode(call: &Call<'_>) -> i64 {
+    if is_wgmma(call) { call.size("MODE") } else { call.int("mode") }
 }
 
 /// The parts of the workspace that a launch may touch, each with its number of elements.
 pub fn extents(call: &Call<'_>) -> Vec<(&'static str, i64)> {
     let layout = Layout::new(call);
-    match call.int("mode") {
+    match mode(call) {
         1 => {
-            let count = layout.samples() * layout.groups * layout.places * layout.all_rows();
+            let count =
+                layout.samples() * layout.groups * layout.places * layout.all_rows() / layout.together;
             PARTS.map(|name| (name, count)).into()
         }
         2 => ["mean", "rstd"].map(|name| (name, layout.samples() * call.int("norm_groups"))).into(),
@@ -133,21 +159,15 @@ pub fn extents(call: &Call<'_>) -> Vec<(&'static str, i64)> {
 pub fn check(call: &Call<'_>) {
     let layout = Layout::new(call);
     let what = call.variant.name;
-    let Layout { last, size, vector, rows, positions, taps, channels, .. } = layout;
-    let [row_warps, stages] = ["ROW_WARPS", "STAGES"].map(|name| call.size(name));
-    let [chunks, row_blocks, pos_blocks, w_pitch] =
-        call.ints(["chunks", "row_blocks", "pos_blocks", "w_pitch"]);
-    assert_eq!(i64::from(call.variant.threads), 32 * row_warps * layout.places, "{what}");
+    let Layout { last, rows, positions, taps, channels, .. } = layout;
+    let [chunks, row_blocks, pos_blocks] = call.ints(["chunks", "row_blocks", "pos_blocks"]);
     assert!(call.grid[0] > 0 && call.grid[1..] == [1, 1], "{what}");
-    for (name, most) in
-        [("whole", 1), ("has_bias", 1), ("activation", 2), ("mode", 2), ("post_activation", 2)]
-    {
+    for (name, most) in [("whole", 1), ("has_bias", 1), ("activation", 2), ("post_activation", 2)] {
         assert!((0..=most).contains(&call.int(name)), "{name} of {what}");
     }
-    assert!(call.int("mode") == 0 || call.size("NORM") == 1, "mode {} of {what}", call.int("mode"));
+    assert!((0..=2).contains(&mode(call)), "mode {} of {what}", mode(call));
 
     // All channels, rows and positions, and no block without any.
-    let covers = |blocks: i64, of: i64, all: i64| of > 0 && blocks == (all + of - 1) / of;
     assert!(covers(chunks, CHUNK, layout.in_channels), "{chunks} chunks of {what}");
     if last {
         assert!(channels % UNIT == 0 && taps * channels <= rows, "{channels} channels of {what}");
@@ -162,6 +182,55 @@ pub fn check(call: &Call<'_>) {
     assert!(layout.volume % plane == 0 && plane % width == 0, "{what}");
     let [norm_groups, group_channels] = call.ints(["norm_groups", "group_channels"]);
     assert_eq!(norm_groups * group_channels, layout.out_channels, "{what}");
+
+    if is_wgmma(call) {
+        check_wgmma(call, &layout)
+    } else {
+        check_gemm(call, &layout)
+    }
+    let own = i64::from(call.variant.shared_bytes);
+    assert!(call.shared + own <= MOST_SHARED, "{} bytes of {what}", call.shared);
+    assert!(call.pointer("x").at.is_multiple_of(16) && call.pointer("w").at.is_multiple_of(16), "{what}");
+
+    // What is counted in 32 bits: elements of a sample, of x, of y and of a line of the weight, with a block past
+    // the end; blocks of positions, and stages of a block; partial statistics.
+    let [y_c, y_d, y_h] = call.ints(["y_c", "y_d", "y_h"]);
+    let y_w = if is_wgmma(call) { 1 } else { call.int("y_w") };
+    let [d_stride, h_stride, w_stride] = layout.strides;
+    let (depth, height) = (layout.volume / plane, plane / width);
+    let farthest = (layout.out_channels - 1) * y_c
+        + (depth * d_stride - 1) * y_d
+        + (height * h_stride - 1) * y_h
+        + (width * w_stride - 1) * y_w;
+    let turns = (layout.items + layout.groups - 1) / layout.groups;
+    let samples = layout.samples();
+    for count in [
+        layout.in_channels * layout.volume,
+        farthest,
+        row_blocks * layout.rows.max(channels * taps),
+        pos_blocks * positions,
+        layout.items + layout.groups,
+        turns * chunks,
+        if mode(call) == 1 { samples * layout.groups * layout.places } else { 0 },
+        if mode(call) == 2 { samples * norm_groups } else { 0 },
+    ] {
+        assert!(count < OVERFLOW, "{count}: {what}");
+    }
+}
+
+/// Whether so many blocks of a size are all, and none is empty.
+fn covers(blocks: i64, of: i64, all: i64) -> bool {
+    of > 0 && blocks == (all + of - 1) / of
+}
+
+/// What `shuffle_gemm` is given of its own.
+fn check_gemm(call: &Call<'_>, layout: &Layout) {
+    let what = call.variant.name;
+    let &Layout { last, size, vector, rows, positions, taps, channels, .. } = layout;
+    let [row_warps, stages] = ["ROW_WARPS", "STAGES"].map(|name| call.size(name));
+    let [chunks, w_pitch] = call.ints(["chunks", "w_pitch"]);
+    assert_eq!(i64::from(call.variant.threads), 32 * row_warps * layout.places, "{what}");
+    assert!(mode(call) == 0 || call.size("NORM") == 1, "mode {} of {what}", mode(call));
 
     // Lines of the weight in shared memory, then all that is there.
     let pitch = if last {
@@ -180,47 +249,47 @@ pub fn check(call: &Call<'_>) {
         + 20 * rows
         + 8 * rows * layout.places;
     assert_eq!(call.shared, shared, "{what}");
-    let own = i64::from(call.variant.shared_bytes);
-    assert!(shared + own <= MOST_SHARED, "{shared} bytes of {what}");
 
     // Runs of x and w: a channel's positions or a position's channels, and a channel's rows.
     let [x_unit, w_unit, x_n] = call.ints(["x_unit", "w_unit", "x_n"]);
     let x_run = if last { layout.in_channels } else { layout.volume };
     let divides = |unit: i64, run: i64| [4, 8, 16].contains(&unit) && run * size % unit == 0;
     assert!(divides(x_unit, x_run) && divides(x_unit, x_n), "{x_unit} bytes of x: {what}");
-    assert!(call.pointer("x").at.is_multiple_of(16) && call.pointer("w").at.is_multiple_of(16), "{what}");
     let any = last && w_unit != 16;
     assert!(any || divides(w_unit, layout.all_rows()), "{w_unit} bytes of w: {what}");
+}
 
-    // What is counted in 32 bits: elements of a sample, of x, of y and of a line of the weight, with a block past
-    // the end; blocks of positions, and stages of a block; partial statistics.
-    let [y_c, y_d, y_h, y_w] = call.ints(["y_c", "y_d", "y_h", "y_w"]);
-    let [d_stride, h_stride, w_stride] = layout.strides;
-    let (depth, height) = (layout.volume / plane, plane / width);
-    let farthest = (layout.out_channels - 1) * y_c
-        + (depth * d_stride - 1) * y_d
-        + (height * h_stride - 1) * y_h
-        + (width * w_stride - 1) * y_w;
-    let turns = (layout.items + layout.groups - 1) / layout.groups;
-    let samples = layout.samples();
-    for count in [
-        layout.in_channels * layout.volume,
-        farthest,
-        row_blocks * layout.rows.max(channels * taps),
-        pos_blocks * positions,
-        layout.items + layout.groups,
-        turns * chunks,
-        if call.int("mode") == 1 { samples * layout.groups } else { 0 },
-        if call.int("mode") == 2 { samples * norm_groups } else { 0 },
-    ] {
-        assert!(count < OVERFLOW, "{count}: {what}");
-    }
+/// What `shuffle_wgmma` is.
+fn check_wgmma(call: &Call<'_>, layout: &Layout) {
+    let what = call.variant.name;
+    let [row_groups, stages, ahead, chunks] = call.ints(["row_groups", "stages", "ahead", "chunks"]);
+    let size = layout.size;
+    assert_eq!(i64::from(call.variant.threads), 128 * GROUPS, "{what}");
+    assert!([1, 2, 4].contains(&row_groups), "{row_groups} warpgroups of {what}");
+    assert!(ahead > 0 && ahead * chunks < stages, "{ahead} items ahead, {stages} stages: {what}");
+    let teams = GROUPS / row_groups;
+    assert!(stages * teams <= 128 * GROUPS, "{stages} stages of {what}");
+    let weights = size * CHUNK * chunks * layout.rows * layout.parts;
+    let barriers = (16 * stages * teams + 127) / 128 * 128;
+    assert_eq!(
+        call.shared,
+        barriers + weights + size * teams * stages * CHUNK * (layout.positions + 8),
+        "{what}"
+    );
+    let most = if layout.parts == 2 { 192 } else { i64::MAX };
+    assert!(layout.in_channels <= most, "{} channels of {what}", layout.in_channels);
+    let x_n = call.int("x_n");
+    assert!(layout.volume * size % 16 == 0 && x_n * size % 16 == 0, "{} positions: {what}", layout.volume);
+    let of_line = if size == 4 { 2 } else { 4 };
+    assert!(call.int("whole") == 0 || call.int("width") % of_line == 0, "{what}");
 }
 
 /// What is unusual about a launch.
 pub fn features(call: &Call<'_>) -> Vec<&'static str> {
     let layout = Layout::new(call);
-    let [whole, chunks, mode, x_unit] = call.ints(["whole", "chunks", "mode", "x_unit"]);
+    let [whole, chunks] = call.ints(["whole", "chunks"]);
+    let (mode, wgmma) = (mode(call), is_wgmma(call));
+    let x_unit = if wgmma { 16 } else { call.int("x_unit") };
     let rows = if layout.last { layout.channels } else { layout.rows };
     let all = if layout.last { layout.out_channels } else { layout.all_rows() };
     let found = [
@@ -238,6 +307,8 @@ pub fn features(call: &Call<'_>) -> Vec<&'static str> {
         ("row blocks", layout.row_blocks > 1),
         ("rows past the end", all % rows > 0),
         ("statistics", mode == 1),
+        ("teams", wgmma && call.int("row_groups") < GROUPS),
+        ("warpgroups", wgmma),
         ("weights one by one", layout.last && call.int("w_unit") != 16),
     ];
     found.into_iter().filter(|(_, is)| *is).map(|(what, _)| what).collect()
@@ -323,7 +394,7 @@ pub fn run(call: &Call<'_>, machine: &mut Machine) {
         for group in 0..layout.groups {
             // Of each sample, place and row what counts in its statistics.
             let lists = (layout.samples() * layout.places * layout.rows) as usize;
-            let mut seen = vec![Vec::new(); if call.int("mode") == 1 { lists } else { 0 }];
+            let mut seen = vec![Vec::new(); if mode(call) == 1 { lists } else { 0 }];
             for item in (group..layout.items).step_by(layout.groups as usize) {
                 let (kept, bad) = fetch(call, machine, &layout, item);
                 let outputs: Vec<Option<Vec<f64>>> = (weights.rows.iter())
@@ -335,7 +406,7 @@ pub fn run(call: &Call<'_>, machine: &mut Machine) {
                         Some(sums.into_iter().map(activated).collect())
                     })
                     .collect();
-                if call.int("mode") != 1 {
+                if mode(call) != 1 {
                     write(call, machine, &layout, [row_block, item], &outputs);
                     continue;
                 }
@@ -348,12 +419,14 @@ pub fn run(call: &Call<'_>, machine: &mut Machine) {
                     }
                 }
             }
-            for (list, values) in seen.iter().enumerate() {
-                let (of_place, row) = (list as i64 / layout.rows, list as i64 % layout.rows);
+            for (list, of_rows) in seen.chunks(layout.together as usize).enumerate() {
+                let list = list as i64 * layout.together;
+                let (of_place, row) = (list / layout.rows, list % layout.rows);
                 let (sample, place) = (of_place / layout.places, of_place % layout.places);
                 if let Some(row) = layout.row(row_block, row) {
-                    let at = ((sample * layout.groups + group) * layout.places + place) * layout.all_rows();
-                    norm::put(call, machine, PARTS, at + row, values);
+                    let of_place = (sample * layout.groups + group) * layout.places + place;
+                    let at = (of_place * layout.all_rows() + row) / layout.together;
+                    norm::put(call, machine, PARTS, at, &of_rows.concat());
                 }
             }
         }
@@ -368,7 +441,8 @@ fn write(
     [row_block, item]: [i64; 2],
     outputs: &[Option<Vec<f64>>],
 ) {
-    let [y_n, y_c, y_d, y_h, y_w] = call.ints(["y_n", "y_c", "y_d", "y_h", "y_w"]);
+    let [y_n, y_c, y_d, y_h] = call.ints(["y_n", "y_c", "y_d", "y_h"]);
+    let y_w = if is_wgmma(call) { 1 } else { call.int("y_w") };
     let [plane, width, whole] = call.ints(["plane", "width", "whole"]);
     let y = call.pointer("y");
     let [sample, first] = layout.first(item);
@@ -386,15 +460,15 @@ fn write(
     let value = |machine: &Machine, [row, position]: Place| {
         let output = outputs[row as usize].as_ref().expect("a row")[position as usize];
         let channel = layout.row(row_block, row).expect("a row") / layout.taps;
-        if call.int("mode") == 0 { output } else { normalized(call, machine, [sample, channel], output) }
+        if mode(call) == 0 { output } else { normalized(call, machine, [sample, channel], output) }
     };
     // How many are written at once.
-    let together = match (whole, layout.last, w_stride) {
-        (1, ..) => 4,
-        (_, false, 2) => 2,
-        _ => 1,
-    };
     for neighbours in layout.neighbours() {
+        let together = match (whole, layout.last, w_stride) {
+            (1, ..) => neighbours.len(),
+            (_, false, 2) => 2,
+            _ => 1,
+        };
         for some in neighbours.chunks(together) {
             let places: Vec<Option<i64>> = some.iter().map(|&one| place(one)).collect();
             for (e, &at) in places.iter().enumerate() {

@@ -10,7 +10,7 @@ use volup::testing::{Case, cases};
 use volup::{Activation, DType, MemoryFormat, Precision};
 
 /// What the table has not, and why.
-const ROWS: [(&str, &str); 14] = [
+const ROWS: [(&str, &str); 16] = [
     (
         "n 3, 4x6x10, 40>20, k 2, s 2, bias, relu, gn 5, leaky_relu(0.1)",
         "blocks that take many, all that follows",
@@ -27,6 +27,11 @@ const ROWS: [(&str, &str); 14] = [
     ("n 2, 9x7x12, 16>8, k 1x1x2, s 1x1x2, bias, gn 2", "many blocks of positions, few rows"),
     ("n 2, 6x6x6, 24>1, k 2, s 2, gn 1", "one channel with all its taps"),
     ("n 1, 1x3x5, 64>130, k 1, gn 13, relu", "a last row block of few channels"),
+    ("n 2, 4x4x5, 12>10, k 2, s 2, bias, gn 5", "odd lines, whole vectors of a channel"),
+    (
+        "n 2, 6x6x8, 35>6, k 1x2x2, s 1x2x2, bias, leaky_relu(0.2), gn 2 plain, relu",
+        "two chunks, several items of a sample",
+    ),
     ("n 2, 2x3x4, 9>16, k 2, s 2, tanh, gn 2, relu", "a curved activation is not for this family"),
 ];
 
@@ -126,6 +131,8 @@ fn shuffle_gemm_computes_the_definition() {
         "row blocks",
         "rows past the end",
         "statistics",
+        "teams",
+        "warpgroups",
         "weights one by one",
     ];
     assert_eq!(found.into_iter().collect::<Vec<_>>(), expected);
@@ -138,7 +145,7 @@ fn shuffle_gemm_computes_the_definition() {
 fn shuffle_gemm_computes_the_definition_with_a_single_kernel() {
     fn is(kernel: &Variant, sizes: [i64; 3]) -> bool {
         let of = ["WARP_ROWS", "ROW_WARPS", "POS_WARPS"].map(|name| kernel.param(name));
-        kernel.entry != "shuffle_gemm" || of == sizes.map(Some)
+        kernel.entry != "shuffle_wgmma" && (kernel.entry != "shuffle_gemm" || of == sizes.map(Some))
     }
     let [long, few] = [132, 2].map(with_multiprocessors);
     // Plans at least, and whether there are such as compute everything twice.
@@ -340,12 +347,12 @@ fn a_wrong_argument_shows() {
     let variants: Vec<&Variant> = variants.iter().collect();
     let sizes = "in_channels out_channels volume plane width d_stride h_stride w_stride x_n y_n y_c y_d y_h y_w chunks \
                  pos_blocks items row_blocks w_pitch x_unit whole has_bias activation mode norm_groups group_channels";
+    let of_wgmma = "in_channels out_channels volume plane width d_stride h_stride x_n y_n y_c y_d y_h chunks pos_blocks items \
+                    row_blocks row_groups stages whole has_bias activation norm_groups group_channels";
     let of_first = [("shuffle_gemm", sizes), ("shuffle_gemm", "w_unit")];
     let of_last = [("shuffle_gemm", sizes), ("shuffle_gemm", "channels")];
-    let of_twice = [
-        ("shuffle_gemm", "post_activation"),
-        ("norm_merge", "samples groups chunks columns sample_step group_step chunk_step"),
-    ];
+    let merge = ("norm_merge", "samples groups chunks columns sample_step group_step chunk_step");
+    let of_twice = [("shuffle_gemm", "post_activation"), merge];
     let line = "n 3, 4x6x10, 40>20, k 2, s 2, bias, leaky_relu(0.2), gn 5, leaky_relu(0.1)";
     let case = Case::parse("wrong", line, "all arguments matter").unwrap();
     let example = Example::new(&case, DType::F32, |_, _| {});
@@ -353,9 +360,20 @@ fn a_wrong_argument_shows() {
         let request = example.request(Algorithm::ShuffleGemm, Precision::Ieee, [format; 2]);
         let plans = Plan::candidates(&request, &device, &variants, usize::MAX).unwrap();
         for twice in [false, true] {
-            let is_it = |plan: &&Plan| plan.to_string().contains("recomputed") == twice;
-            let plan = plans.iter().find(is_it).expect("a plan both ways");
+            let is_it = |plan: &&Plan, warpgroups: bool| {
+                let of = |what| plan.to_string().contains(what);
+                of("by warpgroups") == warpgroups && of("recomputed") == twice
+            };
+            let plan = plans.iter().find(|plan| is_it(plan, false)).expect("a plan both ways");
             let mut unnoticed = unnoticed_of(&example, &request, plan, wrong);
+            unnoticed.extend(unnoticed_of(&example, &request, plan, if twice { &of_twice } else { &[] }));
+            assert!(unnoticed.is_empty(), "{unnoticed:?} may be wrong: {plan}");
+            let Some(plan) = plans.iter().find(|plan| is_it(plan, true)) else {
+                assert_eq!(format, FORMATS[1]);
+                continue;
+            };
+            let mut unnoticed = unnoticed_of(&example, &request, plan, &[("shuffle_wgmma", of_wgmma)]);
+            let of_twice = [("shuffle_wgmma", "post_activation"), merge];
             unnoticed.extend(unnoticed_of(&example, &request, plan, if twice { &of_twice } else { &[] }));
             assert!(unnoticed.is_empty(), "{unnoticed:?} may be wrong: {plan}");
         }
