@@ -19,7 +19,9 @@ mod shuffle_gemm;
 mod shuffle_gradient;
 #[cfg(test)]
 mod tests;
+mod weight;
 mod weight_gradient;
+mod weight_gradient_lines;
 
 use crate::{Algorithm, DeviceInfo, Variant};
 use classes::Classes;

@@ -1,0 +1,440 @@
+// The gradient of the weight on Hopper's matrix instructions, from the input as it lies and rows of `gradient_rows` of the
+// output's gradient.
+//
+// `C[channel of the input][channel of the gradient] = sum over the input's voxels of X[voxel][.] * G[row of the voxel + shift][.]`
+// for each tap: what a tap reads is `m` times a constant number of rows further on than the voxel's own row, in the channels of
+// its class. Only the input's voxels are added up, not the rows between them.
+//
+// # How
+//
+// Voxels come by lines along width, cut in strips of `steps` steps of K (16 voxels, or 8 of 32 bits); what is past the end of a
+// line is zero in X. Of one pair of channel tiles a block has TAPS = 9 neighbouring taps of one plane of the kernel, three
+// for each of its three warpgroups, over a share of all lines. Neighbouring lines of the input read neighbouring lines of G, so
+// that each line of both is copied once for all nine: shared memory holds two rings of lines. A fourth warpgroup fills
+// them, as far ahead as there is room.
+//
+// - **X** is operand A, 64 channels an instruction, from registers: shared memory holds it by channels or by voxels, as
+//   the tensor does (`last`: channels together). Copied 16 bytes at a time where address, strides and width allow, else one by one.
+// - **G** is operand B. Of 16 bits: panels of 8 channels, a row 16 bytes, columns side by side, so that a tap starts at any
+//   row. Instructions for float32 want what is added up side by side, four rows in 16 bytes, which a tap's start would have
+//   to be a multiple of: there a line is stored once for each tap along width, turned on the way through registers.
+//
+// What of a tile is no channel of the group, and what of a block is no tap, is dropped at the end.
+//
+// # Numbers
+//
+// `KIND` 0, f16 or bf16; 1, float32, X rounded to tf32 here, G already; 3, float32 as two tf32, whose products of a line are
+// added to float32 registers. Sums of a block's share of the lines, to be added up by `weight_gradient_sum`.
+//
+// # What it takes
+//
+// Parameters: `x`, `rows` (of a multiple of 16 bytes each), `partial` (as `direct_weight_gradient` has it, a share a
+// split), `control` (the word of the input's largest magnitude, as bits of float32); i32: `batch`, `depth`, `height`, `width` (of the input), `strips`, `steps`
+// (of a strip), `pitch` (elements of a row); `groups`, `group_in`, `group_out`, `slots`; of depth, height, width: `rows` (of the line of rows), `apart` (rows from one tap
+// of a class to its next), `kernel`, `classes`, `step`; `x_slots`, `g_slots` (lines that the rings hold; at least 3, and of G at least 3 more than the taps of
+// a block are lines apart), `share` (lines); i64: strides of `x`: n, c, d, h, w. (kernel_w - 1) / step_w * apart_w is at most HALO. Of 16 bits `group_out`
+// and `slots` are multiples of 8. Threads: 512. Grid: (tap groups * kernel_d * tiles of NC channels of the gradient * tiles
+// of 64*MI of the input * groups, splits), in this order, the first fastest. Bytes of dynamic shared memory: 1024 + g_slots * line of G + x_slots * line of X;
+// a line of G of 16 bits has classes_h * classes_w * NC / 8 panels of 16 * (16 * steps + span | 1) bytes, `span` as above, else
+// PARTS * classes_h * kernel_w * 2 * steps * NC * 16; a line of X 64 * MI * (32 * steps + 16), `last`: 32 * steps / SIZE * (64 * MI * SIZE + PAD).
+
+#include "copy_async.cuh"
+#include "digits.cuh"
+#include "operand.cuh"
+#include "register_operand.cuh"
+
+#if !defined(MI) || !defined(NC)
+#error "MI: 64 channels of the input; NC: channels of the gradient of a tap"
+#endif
+
+constexpr int WARPGROUPS = 3, OWN = 3, TAPS = WARPGROUPS * OWN, FILLERS = 128, CONSUMERS = 128 * WARPGROUPS, THREADS = CONSUMERS + FILLERS;
+constexpr int SIZE = sizeof(Element), VECTOR = 16 / SIZE, STEP = 32 / SIZE, CHANNELS = 64 * MI, HALO = 2;
+/// Copies of a thread that are on their way to be started.
+constexpr int AT_ONCE = KIND == 0 ? 4 : 1;
+/// Bytes after a voxel's channels, such that reads of a warp meet no bank conflict.
+constexpr int PAD = KIND == 0 ? 16 : 32;
+constexpr int CONSUMER_REGISTERS = KIND == 0 ? 144 : 136, FILLER_REGISTERS = KIND == 0 ? 80 : 104;
+static_assert(PARTS * MI * NC <= 64, "the accumulators of three taps fit in registers");
+
+struct Axis {
+    int size, rows, apart, kernel, classes, step;
+};
+
+/// A place in a ring of barriers and memory.
+struct Place {
+    int at = 0, phase;
+    __device__ __forceinline__ explicit Place(int phase) : phase(phase) {}
+    __device__ __forceinline__ void advance(int count) {
+        if (++at == count) at = 0, phase ^= 1;
+    }
+};
+
+/// Lines that follow each other along height.
+struct Run {
+    int n, d, strip, h, length;
+    __device__ __forceinline__ Run(int line, int last, int strips, int depth, int height) {
+        Digits<int> digits = {line};
+        h = digits.next(height);
+        strip = digits.next(strips);
+        d = digits.next(depth);
+        n = digits.rest;
+        length = min(height - h, last - line);
+    }
+};
+
+/// What a thread that fills the rings has of a line of G whose rows are turned: eight rows of a channel, and those after
+/// them that later taps read; where they go, for which tap along width first, and whether a line starts or ends so.
+struct Piece {
+    static constexpr int FIRST = 1, LAST = 2, NONE = 4;
+    float v[8 + HALO];
+    /// All of these in one register: places are multiples of 16 below 2^18.
+    int packed;
+    __device__ __forceinline__ int at() const { return (packed >> 3 & 0x3fff) * 16; }
+    __device__ __forceinline__ int tw() const { return packed >> 17; }
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) weight_gradient_lines(
+    const Element *x, const Element *rows, float *partial, unsigned *control, int batch, int depth, int height, int width, int strips, int steps,
+    int pitch, int groups, int group_in, int group_out, int slots, int rows_d, int apart_d, int kernel_d, int classes_d, int step_d, int rows_h,
+    int apart_h, int kernel_h, int classes_h, int step_h, int rows_w, int apart_w, int kernel_w, int classes_w, int step_w, int x_slots,
+    int g_slots, int share, long long x_n, long long x_c, long long x_d, long long x_h, long long x_w) {
+    extern __shared__ __align__(128) char memory[];
+    const int lines = batch * depth * strips * height, first_line = blockIdx.y * share, last_line = min(first_line + share, lines);
+    const int in_tiles = (group_in + CHANNELS - 1) / CHANNELS, out_tiles = (group_out + NC - 1) / NC, plane = kernel_h * kernel_w;
+    Digits<int> digits = {(int)blockIdx.x};
+    const int tap0 = digits.next((plane + TAPS - 1) / TAPS) * TAPS, td = digits.next(kernel_d);
+    const int co0 = digits.next(out_tiles) * NC, ci0 = digits.next(in_tiles) * CHANNELS, group = digits.rest;
+    // Lines of G from the first that a line of the input reads to the last.
+    const int low = tap0 / kernel_w / step_h * apart_h, span = (min(tap0 + TAPS, plane) - 1) / kernel_w / step_h * apart_h - low;
+    const int line_rows = STEP * steps + (kernel_w - 1) / step_w * apart_w;
+    const int panel = KIND == 0 ? 16 * (line_rows | 1) : 16 * NC, panels = KIND == 0 ? NC / 8 : 2 * steps;
+    const int part_bytes = classes_h * (KIND == 0 ? classes_w : kernel_w) * panels * panel, g_bytes = PARTS * part_bytes;
+    const bool last = x_c == 1;
+    const int x_pitch = last ? CHANNELS * SIZE + PAD : 32 * steps + 16, x_bytes = x_pitch * (last ? STEP * steps : CHANNELS);
+    const unsigned full_g = shared(memory), empty_g = full_g + 8 * g_slots, full_x = empty_g + 8 * g_slots, empty_x = full_x + 8 * x_slots;
+    const unsigned ring_g = shared(memory) + 1024, ring_x = ring_g + g_slots * g_bytes;
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < g_slots; i++) {
+            barrier_init(full_g + 8 * i, FILLERS);
+            barrier_init(empty_g + 8 * i, CONSUMERS / 32);
+        }
+        for (int i = 0; i < x_slots; i++) {
+            barrier_init(full_x + 8 * i, FILLERS);
+            barrier_init(empty_x + 8 * i, CONSUMERS / 32);
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+
+    if (threadIdx.x >= CONSUMERS) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(FILLER_REGISTERS));
+        // Of few warps each instruction takes its full latency: nothing is divided for each line.
+        const int thread = threadIdx.x - CONSUMERS;
+        // Copies that the barrier counts when they are done.
+        const auto arrive = [](unsigned barrier) { asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory"); };
+        Place to_g(1), to_x(1);
+        // Of X a thread copies the same 16 bytes of every so many channels, or voxels.
+        const int per = last ? CHANNELS / VECTOR : 2 * steps, apart = FILLERS / per, count = last ? STEP * steps : CHANNELS;
+        const int first = thread < apart * per ? thread / per : count, minor = thread % per * VECTOR;
+        const long long stride = last ? x_w : x_c;
+        const Element *const own_x = x + (group * group_in + ci0) * x_c + first * stride + minor;
+        // A line of the input from a place on, of a strip that starts at a voxel.
+        const auto fill_x = [&](const Element *from, int w0) {
+            const int left = (last ? ci0 + minor < group_in : w0 + minor < width) ? (last ? width - w0 : group_in - ci0) : 0;
+            barrier_wait(empty_x + 8 * to_x.at, to_x.phase);
+            unsigned to = ring_x + to_x.at * x_bytes + first * x_pitch + minor * SIZE;
+#pragma unroll(AT_ONCE)
+            for (int i = first; i < count; i += apart) {
+                copy_async<16>(to, i < left ? from : x, i < left);
+                from += apart * stride;
+                to += apart * x_pitch;
+            }
+            arrive(full_x + 8 * to_x.at);
+            to_x.advance(x_slots);
+        };
+        const Element *const own_g = rows + group * slots + td % step_d * classes_h * classes_w * group_out + co0;
+        // The first row of G and the first voxel of a run.
+        const auto rows_of = [&](const Run &run) {
+            const long long line = ((long long)run.n * rows_d + run.d + td / step_d * apart_d) * rows_h + run.h + low;
+            return (line * rows_w + run.strip * STEP * steps) * pitch;
+        };
+        const auto voxels_of = [&](const Run &run) { return run.n * x_n + run.d * x_d + run.h * x_h + run.strip * STEP * steps * x_w; };
+#if KIND == 0
+        constexpr int PER = NC / VECTOR, ROWS = FILLERS / PER;
+        const int c = thread % PER * VECTOR, row0 = thread / PER, classes = classes_h * classes_w;
+#pragma unroll 1
+        for (int line = first_line; line < last_line;) {
+            const Run run(line, last_line, strips, depth, height);
+            const int w0 = run.strip * STEP * steps, left = co0 + c < group_out ? rows_w - w0 : 0;
+            const Element *of_line = own_g + rows_of(run) + c + row0 * (long long)pitch, *of_x = own_x + voxels_of(run);
+#pragma unroll 1
+            for (int i = 0; i < run.length + span; i++) {
+                barrier_wait(empty_g + 8 * to_g.at, to_g.phase);
+                unsigned to = ring_g + to_g.at * g_bytes + thread % PER * panel + row0 * 16;
+                const Element *of_class = of_line;
+#pragma unroll 1
+                for (int j = 0; j < classes; j++) {
+                    const Element *from = of_class;
+#pragma unroll 4
+                    for (int row = row0; row < line_rows; row += ROWS) {
+                        copy_async<16>(to + (row - row0) * 16, row < left ? from : rows, row < left);
+                        from += ROWS * (long long)pitch;
+                    }
+                    of_class += group_out;
+                    to += PER * panel;
+                }
+                arrive(full_g + 8 * to_g.at);
+                to_g.advance(g_slots);
+                of_line += (long long)rows_w * pitch;
+                if (i >= span) {
+                    fill_x(of_x, w0);
+                    of_x += x_h;
+                }
+            }
+            line += run.length;
+        }
+#else
+        // Pieces of lines in their order, each loaded two before it is stored: eight rows of a channel, then those of the next
+        // channels. A thread keeps to its channel.
+        constexpr int AHEAD = 3, OCTETS = FILLERS / NC;
+        const int halo = line_rows - STEP * steps, octets = classes_h * classes_w * steps, c = thread % NC, octet0 = thread / NC;
+        Piece held[AHEAD];
+        int line = first_line, i = 0, octet = octet0, j = octet0 / steps, in_class = octet0 - j * steps;
+        Run run(line, last_line, strips, depth, height);
+        const float *of_line = own_g + rows_of(run) + c, *of_x = own_x + voxels_of(run);
+        const auto load_next = [&](Piece &to) {
+            to.packed = Piece::NONE;
+            if (line >= last_line) return;
+            const int left = co0 + c < group_out && octet < octets ? rows_w - (run.strip * steps + in_class) * 8 : 0;
+            const float *from = of_line + j * group_out + in_class * 8ll * pitch;
+#pragma unroll
+            for (int row = 0; row < 8 + HALO; row++) {
+                to.v[row] = row < 8 + halo && row < left ? __ldg(from) : 0.0f;
+                from += pitch;
+            }
+            const int jh = j / classes_w;
+            to.packed = (octet < octets ? j - jh * classes_w : kernel_w) << 17;
+            if (octet < octets) to.packed |= ((jh * kernel_w * panels + in_class * 2) * panel / 16 + c) << 3;
+            if (octet == octet0) to.packed |= Piece::FIRST;
+            octet += OCTETS;
+            in_class += OCTETS;
+            while (in_class >= steps) in_class -= steps, j++;
+            if (octet - octet0 < octets) return;
+            to.packed |= Piece::LAST;
+            octet = octet0;
+            j = octet0 / steps;
+            in_class = octet0 - j * steps;
+            of_line += (long long)rows_w * pitch;
+            if (i >= span) {
+                fill_x(of_x, run.strip * STEP * steps);
+                of_x += x_h;
+            }
+            if (++i < run.length + span) return;
+            i = 0;
+            line += run.length;
+            run = Run(line, last_line, strips, depth, height);
+            of_line = own_g + rows_of(run) + c;
+            of_x = own_x + voxels_of(run);
+        };
+        const auto store = [&](Piece &from) {
+            if (from.packed & Piece::FIRST) barrier_wait(empty_g + 8 * to_g.at, to_g.phase);
+            char *const at = memory + 1024 + to_g.at * g_bytes + from.at();
+            // Of two parts the high one first, the other then takes its place.
+#pragma unroll
+            for (int part = 0; part < PARTS; part++) {
+                int tw = from.tw(), next_shift = 0;
+                unsigned v[8 + HALO];
+#pragma unroll
+                for (int e = 0; e < 8 + HALO; e++) {
+                    unsigned low;
+                    v[e] = __float_as_uint(from.v[e]);
+                    if (PARTS == 2 && part == 0) {
+                        part_tf32(v[e], low);
+                        from.v[e] = __uint_as_float(low);
+                    }
+                }
+#pragma unroll
+                for (int shift = 0; shift <= HALO; shift++) {
+                    if (shift != next_shift || tw >= kernel_w) continue;
+#pragma unroll
+                    for (int e = shift; e < shift + 8; e += 4)
+                        *(uint4 *)(at + part * part_bytes + (tw * panels + e / 4) * panel) = make_uint4(v[e], v[e + 1], v[e + 2], v[e + 3]);
+                    tw += step_w;
+                    next_shift += apart_w;
+                }
+            }
+            if (!(from.packed & Piece::LAST)) return;
+            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+            barrier_arrive(full_g + 8 * to_g.at);
+            to_g.advance(g_slots);
+        };
+#pragma unroll
+        for (int k = 0; k < AHEAD - 1; k++) load_next(held[k]);
+        for (bool more = true; more;) {
+#pragma unroll
+            for (int k = 0; k < AHEAD; k++) {
+                load_next(held[(k + AHEAD - 1) % AHEAD]);
+                more = more && held[k].packed != Piece::NONE;
+                if (more) store(held[k]);
+            }
+        }
+#endif
+        asm volatile("cp.async.wait_all;" ::: "memory");
+        return;
+    }
+
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
+    const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0), warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+    const int g = lane / 4, t = lane % 4;
+    // Of each tap its line after a voxel's first, and where in a line of G it starts.
+    int line_of[OWN], start_of[OWN];
+#pragma unroll
+    for (int i = 0; i < OWN; i++) {
+        const int tap = tap0 + warpgroup * OWN + i < plane ? tap0 + warpgroup * OWN + i : tap0, th = tap / kernel_w, tw = tap - th * kernel_w;
+        line_of[i] = th / step_h * apart_h - low;
+        start_of[i] = KIND == 0 ? (th % step_h * classes_w + tw % step_w) * panels * panel + tw / step_w * apart_w * 16
+                                : (th % step_h * kernel_w + tw) * panels * panel;
+    }
+    // Where this thread reads X, and how far the next step and the next 64 channels are.
+#if KIND == 0
+    const int own = last ? (lane % 8 + lane / 16 * 8) * x_pitch + (warp * 16 + lane / 8 % 2 * 8) * 2
+                         : (warp * 16 + lane % 8 + lane / 8 % 2 * 8) * x_pitch + lane / 16 * 16;
+#else
+    const int of_channel = last ? 4 : x_pitch, of_voxel = last ? x_pitch : 4;
+    const int own = (warp * 16 + g) * of_channel + t * of_voxel;
+#endif
+    const int next_step = last ? STEP * x_pitch : 32, next_slab = last ? 64 * SIZE : 64 * x_pitch;
+    float sum[OWN][MI][NC / 2] = {};
+#if KIND == 3
+    float product[OWN][MI][NC / 2];
+#endif
+    unsigned most = 0;
+    Place of_g(0), of_x(0);
+    int head = 0;
+    const auto release = [&]() {
+        if (lane == 0) barrier_arrive(empty_g + 8 * head);
+        if (++head == g_slots) head = 0;
+    };
+    const auto await_g = [&]() {
+        barrier_wait(full_g + 8 * of_g.at, of_g.phase);
+        of_g.advance(g_slots);
+    };
+    // One step of K.
+    const auto step = [&](unsigned (&a)[PARTS][MI][4], unsigned from, const unsigned (&b)[OWN], int k) {
+#pragma unroll
+        for (int i = 0; i < MI; i++) {
+            const unsigned at = from + k * next_step + i * next_slab;
+#if KIND == 0
+            if (last)
+                asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(a[0][i][0]), "=r"(a[0][i][1]), "=r"(a[0][i][2]), "=r"(a[0][i][3]) : "r"(at));
+            else
+                asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(a[0][i][0]), "=r"(a[0][i][1]), "=r"(a[0][i][2]), "=r"(a[0][i][3]) : "r"(at));
+#else
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                asm volatile("ld.shared.u32 %0, [%1];" : "=r"(a[0][i][e]) : "r"(at + e % 2 * 8 * of_channel + e / 2 * 4 * of_voxel));
+#endif
+        }
+#pragma unroll
+        for (int i = 0; i < MI; i++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                unsigned &v = a[0][i][e];
+                if (warpgroup == 0) most = KIND == 0 ? __vmaxu2(most, v & 0x7fff7fffu) : max(most, v & 0x7fffffffu);
+                if (KIND == 1) asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(v) : "f"(__uint_as_float(v)));
+                if (KIND == 3) part_tf32(v, a[PARTS - 1][i][e]);
+            }
+        matrix_fence();
+#pragma unroll
+        for (int i = 0; i < OWN; i++) {
+#pragma unroll
+            for (int m = 0; m < MI; m++) {
+#if KIND == 0
+                // Panels of columns, in which what is added up follows row by row.
+                const unsigned at = b[i] + k * 256;
+                multiply<1>(sum[i][m], a[0][m], ((unsigned long long)at >> 4) | (8ull << 16) | ((unsigned long long)(panel >> 4) << 32), 1);
+#elif KIND == 1
+                multiply(sum[i][m], a[0][m], descriptor<1>(b[i] + k * 2 * panel, panel), 1);
+#else
+                const unsigned long long high = descriptor<1>(b[i] + k * 2 * panel, panel), low = descriptor<1>(b[i] + part_bytes + k * 2 * panel, panel);
+                multiply(product[i][m], a[1][m], high, k > 0);
+                multiply(product[i][m], a[0][m], low, 1);
+                multiply(product[i][m], a[0][m], high, 1);
+#endif
+            }
+        }
+        matrix_commit();
+    };
+#pragma unroll 1
+    for (int line = first_line; line < last_line;) {
+        const Run run(line, last_line, strips, depth, height);
+        line += run.length;
+#pragma unroll 1
+        for (int i = 0; i < span; i++) await_g();
+#pragma unroll 1
+        for (int h = 0; h < run.length; h++) {
+            await_g();
+            barrier_wait(full_x + 8 * of_x.at, of_x.phase);
+#if KIND == 0
+            // What copies have written the matrix instructions may read.
+            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+            unsigned b[OWN];
+#pragma unroll
+            for (int i = 0; i < OWN; i++) {
+                const int at = head + line_of[i];
+                b[i] = ring_g + (at < g_slots ? at : at - g_slots) * g_bytes + start_of[i];
+            }
+            const unsigned from = ring_x + of_x.at * x_bytes + own;
+#if KIND == 0
+            unsigned a[2][PARTS][MI][4];
+#pragma unroll 1
+            for (int k = 0; k < steps; k += 2) {
+                step(a[0], from, b, k);
+                matrix_wait<1>();
+                if (k + 1 < steps) {
+                    step(a[1], from, b, k + 1);
+                    matrix_wait<1>();
+                }
+            }
+#else
+            unsigned a[PARTS][MI][4];
+#pragma unroll 1
+            for (int k = 0; k < steps; k++) {
+                step(a, from, b, k);
+                matrix_wait<0>();
+            }
+#endif
+            matrix_wait<0>();
+#if KIND == 3
+#pragma unroll
+            for (int i = 0; i < OWN; i++)
+#pragma unroll
+                for (int m = 0; m < MI; m++)
+#pragma unroll
+                    for (int j = 0; j < NC / 2; j++) sum[i][m][j] += product[i][m][j];
+#endif
+            if (lane == 0) barrier_arrive(empty_x + 8 * of_x.at);
+            of_x.advance(x_slots);
+            release();
+        }
+#pragma unroll 1
+        for (int i = 0; i < span; i++) release();
+    }
+    if (warpgroup == 0) raise(control, as_float32(Element{}, largest(Element{}, most)));
+
+    const int all_in = groups * group_in, taps = kernel_d * plane;
+#pragma unroll
+    for (int i = 0; i < OWN; i++) {
+        const int tap = tap0 + warpgroup * OWN + i;
+        if (tap >= plane) continue;
+        float *const to = partial + ((long long)blockIdx.y * taps + td * plane + tap) * all_in * group_out;
+#pragma unroll
+        for (int m = 0; m < MI; m++)
+#pragma unroll
+            for (int j = 0; j < NC / 2; j++) {
+                const int ci = ci0 + 64 * m + 16 * warp + g + j / 2 % 2 * 8, co = co0 + j / 4 * 8 + 2 * t + j % 2;
+                if (ci < group_in && co < group_out) to[(long long)(group * group_in + ci) * group_out + co] = sum[i][m][j];
+            }
+    }
+}
