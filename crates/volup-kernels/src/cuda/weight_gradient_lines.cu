@@ -38,8 +38,8 @@
 // a line of G of 16 bits has classes_h * classes_w * NC / 8 panels of 16 * (16 * steps + span | 1) bytes, `span` as above, else
 // PARTS * classes_h * kernel_w * 2 * steps * NC * 16; a line of X 64 * MI * (32 * steps + 16), `last`: 32 * steps / SIZE * (64 * MI * SIZE + PAD).
 
-#include "copy_async.cuh"
 #include "digits.cuh"
+#include "mma.cuh"
 #include "operand.cuh"
 #include "register_operand.cuh"
 
@@ -49,11 +49,11 @@
 
 constexpr int WARPGROUPS = 3, OWN = 3, TAPS = WARPGROUPS * OWN, FILLERS = 128, CONSUMERS = 128 * WARPGROUPS, THREADS = CONSUMERS + FILLERS;
 constexpr int SIZE = sizeof(Element), VECTOR = 16 / SIZE, STEP = 32 / SIZE, CHANNELS = 64 * MI, HALO = 2;
-/// Copies of a thread that are on their way to be started.
-constexpr int AT_ONCE = KIND == 0 ? 4 : 1;
+/// Copies without a loop: few, for the registers.
+constexpr int AT_ONCE = KIND == 0 ? 4 : KIND == 1 ? 1 : 2;
 /// Bytes after a voxel's channels, such that reads of a warp meet no bank conflict.
 constexpr int PAD = KIND == 0 ? 16 : 32;
-constexpr int CONSUMER_REGISTERS = KIND == 0 ? 144 : 136, FILLER_REGISTERS = KIND == 0 ? 80 : 104;
+constexpr int CONSUMER_REGISTERS = KIND == 1 ? 136 : 144, FILLER_REGISTERS = KIND == 1 ? 104 : 80;
 static_assert(PARTS * MI * NC <= 64, "the accumulators of three taps fit in registers");
 
 struct Axis {
@@ -82,15 +82,27 @@ struct Run {
     }
 };
 
+/// Copies 16 bytes so many times, of rows that are `every` apart; of rows past those that are left it writes zeros.
+__device__ __forceinline__ void copy_rows(unsigned to, int to_step, const Element *from, long long step, int copies, int left, int every) {
+#pragma unroll 1
+    for (int k = 0; k < copies; k += AT_ONCE)
+#pragma unroll
+        for (int e = 0; e < AT_ONCE; e++) {
+            if (k + e < copies) asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(left > 0 ? 16 : 0) : "memory");
+            to += to_step;
+            from += step;
+            left -= every;
+        }
+}
+
 /// What a thread that fills the rings has of a line of G whose rows are turned: eight rows of a channel, and those after
-/// them that later taps read; where they go, for which tap along width first, and whether a line starts or ends so.
+/// them that later taps read; where they go, and for which tap along width first.
 struct Piece {
-    static constexpr int FIRST = 1, LAST = 2, NONE = 4;
     float v[8 + HALO];
-    /// All of these in one register: places are multiples of 16 below 2^18.
+    /// In one register: places are multiples of 16 below 2^18.
     int packed;
-    __device__ __forceinline__ int at() const { return (packed >> 3 & 0x3fff) * 16; }
-    __device__ __forceinline__ int tw() const { return packed >> 17; }
+    __device__ __forceinline__ int at() const { return (packed & 0x3fff) * 16; }
+    __device__ __forceinline__ int tw() const { return packed >> 14; }
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) weight_gradient_lines(
@@ -136,19 +148,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) weight_gradient_lines(
         // Of X a thread copies the same 16 bytes of every so many channels, or voxels.
         const int per = last ? CHANNELS / VECTOR : 2 * steps, apart = FILLERS / per, count = last ? STEP * steps : CHANNELS;
         const int first = thread < apart * per ? thread / per : count, minor = thread % per * VECTOR;
+        const int copies_x = (count - first + apart - 1) / apart;
         const long long stride = last ? x_w : x_c;
         const Element *const own_x = x + (group * group_in + ci0) * x_c + first * stride + minor;
         // A line of the input from a place on, of a strip that starts at a voxel.
         const auto fill_x = [&](const Element *from, int w0) {
             const int left = (last ? ci0 + minor < group_in : w0 + minor < width) ? (last ? width - w0 : group_in - ci0) : 0;
             barrier_wait(empty_x + 8 * to_x.at, to_x.phase);
-            unsigned to = ring_x + to_x.at * x_bytes + first * x_pitch + minor * SIZE;
-#pragma unroll(AT_ONCE)
-            for (int i = first; i < count; i += apart) {
-                copy_async<16>(to, i < left ? from : x, i < left);
-                from += apart * stride;
-                to += apart * x_pitch;
-            }
+            copy_rows(ring_x + to_x.at * x_bytes + first * x_pitch + minor * SIZE, apart * x_pitch, from, apart * stride, copies_x, left - first, apart);
             arrive(full_x + 8 * to_x.at);
             to_x.advance(x_slots);
         };
@@ -161,7 +168,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) weight_gradient_lines(
         const auto voxels_of = [&](const Run &run) { return run.n * x_n + run.d * x_d + run.h * x_h + run.strip * STEP * steps * x_w; };
 #if KIND == 0
         constexpr int PER = NC / VECTOR, ROWS = FILLERS / PER;
-        const int c = thread % PER * VECTOR, row0 = thread / PER, classes = classes_h * classes_w;
+        const int c = thread % PER * VECTOR, row0 = thread / PER, classes = classes_h * classes_w, copies = (line_rows - row0 + ROWS - 1) / ROWS;
 #pragma unroll 1
         for (int line = first_line; line < last_line;) {
             const Run run(line, last_line, strips, depth, height);
@@ -171,16 +178,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) weight_gradient_lines(
             for (int i = 0; i < run.length + span; i++) {
                 barrier_wait(empty_g + 8 * to_g.at, to_g.phase);
                 unsigned to = ring_g + to_g.at * g_bytes + thread % PER * panel + row0 * 16;
-                const Element *of_class = of_line;
+                const Element *from = of_line;
 #pragma unroll 1
                 for (int j = 0; j < classes; j++) {
-                    const Element *from = of_class;
-#pragma unroll 4
-                    for (int row = row0; row < line_rows; row += ROWS) {
-                        copy_async<16>(to + (row - row0) * 16, row < left ? from : rows, row < left);
-                        from += ROWS * (long long)pitch;
-                    }
-                    of_class += group_out;
+                    copy_rows(to, ROWS * 16, from, ROWS * (long long)pitch, copies, left - row0, ROWS);
+                    from += group_out;
                     to += PER * panel;
                 }
                 arrive(full_g + 8 * to_g.at);
@@ -197,53 +199,56 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) weight_gradient_lines(
         // Pieces of lines in their order, each loaded two before it is stored: eight rows of a channel, then those of the next
         // channels. A thread keeps to its channel.
         constexpr int AHEAD = 3, OCTETS = FILLERS / NC;
-        const int halo = line_rows - STEP * steps, octets = classes_h * classes_w * steps, c = thread % NC, octet0 = thread / NC;
+        const int c = thread % NC, octet0 = thread / NC, octets = classes_h * classes_w * steps, turns = (octets + OCTETS - 1) / OCTETS;
+        const int row_bytes = panels * panel;
         Piece held[AHEAD];
-        int line = first_line, i = 0, octet = octet0, j = octet0 / steps, in_class = octet0 - j * steps;
+        // The next piece to be loaded, and how many there have been; what follows from this thread's octet alone.
+        int line = first_line, i = 0, turn = 0, loaded = 0, stored = 0, store_turn = 0;
+        int octet = octet0, j = octet0 / steps, in_class = octet0 - j * steps;
         Run run(line, last_line, strips, depth, height);
-        const float *of_line = own_g + rows_of(run) + c, *of_x = own_x + voxels_of(run);
+        long long of_line = rows_of(run), of_x = voxels_of(run);
         const auto load_next = [&](Piece &to) {
-            to.packed = Piece::NONE;
             if (line >= last_line) return;
-            const int left = co0 + c < group_out && octet < octets ? rows_w - (run.strip * steps + in_class) * 8 : 0;
-            const float *from = of_line + j * group_out + in_class * 8ll * pitch;
+            const int left = octet < octets && co0 + c < group_out ? rows_w - (run.strip * steps + in_class) * 8 : 0;
+            const float *from = own_g + of_line + (c + j * group_out + in_class * 8 * pitch);
+            if (left >= 8 + HALO) {
 #pragma unroll
-            for (int row = 0; row < 8 + HALO; row++) {
-                to.v[row] = row < 8 + halo && row < left ? __ldg(from) : 0.0f;
-                from += pitch;
+                for (int row = 0; row < 8 + HALO; row++) to.v[row] = __ldg(from + row * pitch);
+            } else {
+#pragma unroll
+                for (int row = 0; row < 8 + HALO; row++) to.v[row] = row < left ? __ldg(from + row * pitch) : 0.0f;
             }
-            const int jh = j / classes_w;
-            to.packed = (octet < octets ? j - jh * classes_w : kernel_w) << 17;
-            if (octet < octets) to.packed |= ((jh * kernel_w * panels + in_class * 2) * panel / 16 + c) << 3;
-            if (octet == octet0) to.packed |= Piece::FIRST;
+            const int jh = classes_w == 1 ? j : j / classes_w, jw = j - jh * classes_w;
+            to.packed = octet < octets ? jw << 14 | (jh * kernel_w * row_bytes / 16 + in_class * 2 * NC + c) : kernel_w << 14;
             octet += OCTETS;
             in_class += OCTETS;
             while (in_class >= steps) in_class -= steps, j++;
-            if (octet - octet0 < octets) return;
-            to.packed |= Piece::LAST;
+            loaded++;
+            if (++turn < turns) return;
+            turn = 0;
             octet = octet0;
             j = octet0 / steps;
             in_class = octet0 - j * steps;
             of_line += (long long)rows_w * pitch;
             if (i >= span) {
-                fill_x(of_x, run.strip * STEP * steps);
+                fill_x(own_x + of_x, run.strip * STEP * steps);
                 of_x += x_h;
             }
             if (++i < run.length + span) return;
             i = 0;
             line += run.length;
             run = Run(line, last_line, strips, depth, height);
-            of_line = own_g + rows_of(run) + c;
-            of_x = own_x + voxels_of(run);
+            of_line = rows_of(run);
+            of_x = voxels_of(run);
         };
         const auto store = [&](Piece &from) {
-            if (from.packed & Piece::FIRST) barrier_wait(empty_g + 8 * to_g.at, to_g.phase);
-            char *const at = memory + 1024 + to_g.at * g_bytes + from.at();
+            if (store_turn == 0) barrier_wait(empty_g + 8 * to_g.at, to_g.phase);
+            const unsigned at = ring_g + to_g.at * g_bytes + from.at();
             // Of two parts the high one first, the other then takes its place.
 #pragma unroll
             for (int part = 0; part < PARTS; part++) {
                 int tw = from.tw(), next_shift = 0;
-                unsigned v[8 + HALO];
+                unsigned to = at + part * part_bytes + tw * row_bytes, v[8 + HALO];
 #pragma unroll
                 for (int e = 0; e < 8 + HALO; e++) {
                     unsigned low;
@@ -258,24 +263,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) weight_gradient_lines(
                     if (shift != next_shift || tw >= kernel_w) continue;
 #pragma unroll
                     for (int e = shift; e < shift + 8; e += 4)
-                        *(uint4 *)(at + part * part_bytes + (tw * panels + e / 4) * panel) = make_uint4(v[e], v[e + 1], v[e + 2], v[e + 3]);
+                        asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to + e / 4 * 16 * NC), "r"(v[e]), "r"(v[e + 1]), "r"(v[e + 2]), "r"(v[e + 3]) : "memory");
                     tw += step_w;
                     next_shift += apart_w;
+                    to += step_w * row_bytes;
                 }
             }
-            if (!(from.packed & Piece::LAST)) return;
+            stored++;
+            if (++store_turn < turns) return;
+            store_turn = 0;
             asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
             barrier_arrive(full_g + 8 * to_g.at);
             to_g.advance(g_slots);
         };
 #pragma unroll
         for (int k = 0; k < AHEAD - 1; k++) load_next(held[k]);
-        for (bool more = true; more;) {
+#pragma unroll 1
+        while (stored < loaded) {
 #pragma unroll
             for (int k = 0; k < AHEAD; k++) {
                 load_next(held[(k + AHEAD - 1) % AHEAD]);
-                more = more && held[k].packed != Piece::NONE;
-                if (more) store(held[k]);
+                if (stored < loaded) store(held[k]);
             }
         }
 #endif
@@ -286,15 +294,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) weight_gradient_lines(
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
     const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0), warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
     const int g = lane / 4, t = lane % 4;
-    // Of each tap its line after a voxel's first, and where in a line of G it starts.
-    int line_of[OWN], start_of[OWN];
+    // In steps of 16 bytes, as the instructions count: of each tap its line after a voxel's first, and where that starts; a line, all
+    // lines, and a step of K.
+    unsigned place_of[OWN];
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
         const int tap = tap0 + warpgroup * OWN + i < plane ? tap0 + warpgroup * OWN + i : tap0, th = tap / kernel_w, tw = tap - th * kernel_w;
-        line_of[i] = th / step_h * apart_h - low;
-        start_of[i] = KIND == 0 ? (th % step_h * classes_w + tw % step_w) * panels * panel + tw / step_w * apart_w * 16
-                                : (th % step_h * kernel_w + tw) * panels * panel;
+        const int start = KIND == 0 ? (th % step_h * classes_w + tw % step_w) * panels * panel + tw / step_w * apart_w * 16
+                                    : (th % step_h * kernel_w + tw) * panels * panel;
+        place_of[i] = ((th / step_h * apart_h - low) * g_bytes + start) / 16;
     }
+    const unsigned g_line = g_bytes / 16, g_ring = g_slots * g_line, g_step = KIND == 0 ? 16 : 2 * NC;
+    // Of 16 bits columns lie in panels, in which what is added up follows row by row; else rows.
+    const unsigned low_word = ring_g >> 4 | (KIND == 0 ? 8 : NC) << 16, high_word = KIND == 0 ? panel >> 4 : 8;
     // Where this thread reads X, and how far the next step and the next 64 channels are.
 #if KIND == 0
     const int own = last ? (lane % 8 + lane / 16 * 8) * x_pitch + (warp * 16 + lane / 8 % 2 * 8) * 2
@@ -310,61 +322,78 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) weight_gradient_lines(
 #endif
     unsigned most = 0;
     Place of_g(0), of_x(0);
-    int head = 0;
+    // The line of G that is given back next, and where the one lies that a line of the input reads first.
+    int given = 0;
+    unsigned head = 0;
     const auto release = [&]() {
-        if (lane == 0) barrier_arrive(empty_g + 8 * head);
-        if (++head == g_slots) head = 0;
+        if (lane == 0) barrier_arrive(empty_g + 8 * given);
+        if (++given == g_slots) given = 0;
     };
+    const auto release_x = [&]() {
+        if (lane == 0) barrier_arrive(empty_x + 8 * (of_x.at == 0 ? x_slots - 1 : of_x.at - 1));
+    };
+    const bool watches = warpgroup == 0 && tap0 == 0 && td == 0 && co0 == 0;
     const auto await_g = [&]() {
         barrier_wait(full_g + 8 * of_g.at, of_g.phase);
         of_g.advance(g_slots);
     };
-    // One step of K.
-    const auto step = [&](unsigned (&a)[PARTS][MI][4], unsigned from, const unsigned (&b)[OWN], int k) {
+    // One step of K, and on to the next.
+    const auto step = [&](unsigned (&a)[PARTS][MI][4], unsigned &from, unsigned (&b)[OWN], bool fresh) {
 #pragma unroll
         for (int i = 0; i < MI; i++) {
-            const unsigned at = from + k * next_step + i * next_slab;
+            const unsigned at = from + i * next_slab;
 #if KIND == 0
             if (last)
-                asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(a[0][i][0]), "=r"(a[0][i][1]), "=r"(a[0][i][2]), "=r"(a[0][i][3]) : "r"(at));
+                load_transposed(a[0][i], at);
             else
-                asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(a[0][i][0]), "=r"(a[0][i][1]), "=r"(a[0][i][2]), "=r"(a[0][i][3]) : "r"(at));
+                load_matrices(a[0][i], at);
 #else
 #pragma unroll
             for (int e = 0; e < 4; e++)
                 asm volatile("ld.shared.u32 %0, [%1];" : "=r"(a[0][i][e]) : "r"(at + e % 2 * 8 * of_channel + e / 2 * 4 * of_voxel));
 #endif
         }
+        from += next_step;
+        if (watches) {
+#pragma unroll
+            for (int i = 0; i < MI; i++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) most = KIND == 0 ? __vmaxu2(most, a[0][i][e] & 0x7fff7fffu) : max(most, a[0][i][e] & 0x7fffffffu);
+        }
+#if KIND != 0
 #pragma unroll
         for (int i = 0; i < MI; i++)
 #pragma unroll
             for (int e = 0; e < 4; e++) {
-                unsigned &v = a[0][i][e];
-                if (warpgroup == 0) most = KIND == 0 ? __vmaxu2(most, v & 0x7fff7fffu) : max(most, v & 0x7fffffffu);
-                if (KIND == 1) asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(v) : "f"(__uint_as_float(v)));
-                if (KIND == 3) part_tf32(v, a[PARTS - 1][i][e]);
+                // The instructions cut off what tf32 does not hold.
+                if (KIND == 1) a[0][i][e] += 0x1000u;
+                if (KIND == 3) part_tf32(a[0][i][e], a[PARTS - 1][i][e]);
             }
+#endif
         matrix_fence();
 #pragma unroll
         for (int i = 0; i < OWN; i++) {
+            const unsigned long long high = (unsigned long long)high_word << 32 | b[i];
 #pragma unroll
             for (int m = 0; m < MI; m++) {
-#if KIND == 0
-                // Panels of columns, in which what is added up follows row by row.
-                const unsigned at = b[i] + k * 256;
-                multiply<1>(sum[i][m], a[0][m], ((unsigned long long)at >> 4) | (8ull << 16) | ((unsigned long long)(panel >> 4) << 32), 1);
-#elif KIND == 1
-                multiply(sum[i][m], a[0][m], descriptor<1>(b[i] + k * 2 * panel, panel), 1);
-#else
-                const unsigned long long high = descriptor<1>(b[i] + k * 2 * panel, panel), low = descriptor<1>(b[i] + part_bytes + k * 2 * panel, panel);
-                multiply(product[i][m], a[1][m], high, k > 0);
+#if KIND == 3
+                const unsigned long long low = (unsigned long long)high_word << 32 | (b[i] + part_bytes / 16);
+                multiply(product[i][m], a[1][m], high, !fresh);
                 multiply(product[i][m], a[0][m], low, 1);
                 multiply(product[i][m], a[0][m], high, 1);
+#else
+                multiply<KIND == 0>(sum[i][m], a[0][m], high, 1);
 #endif
             }
+            b[i] += g_step;
         }
         matrix_commit();
     };
+    // A line is given back when instructions of the next one have started, so that there are always some on their way.
+    constexpr bool LATE = KIND == 0;
+    // Where registers suffice operands are loaded while the instructions before are on their way.
+    constexpr int BUFFERS = KIND == 0 || KIND == 1 && MI == 1 ? 2 : 1;
+    unsigned a[BUFFERS][PARTS][MI][4];
 #pragma unroll 1
     for (int line = first_line; line < last_line;) {
         const Run run(line, last_line, strips, depth, height);
@@ -381,31 +410,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) weight_gradient_lines(
 #endif
             unsigned b[OWN];
 #pragma unroll
-            for (int i = 0; i < OWN; i++) {
-                const int at = head + line_of[i];
-                b[i] = ring_g + (at < g_slots ? at : at - g_slots) * g_bytes + start_of[i];
-            }
-            const unsigned from = ring_x + of_x.at * x_bytes + own;
-#if KIND == 0
-            unsigned a[2][PARTS][MI][4];
+            for (int i = 0; i < OWN; i++) b[i] = min(head + place_of[i], head + place_of[i] - g_ring) + low_word;
+            head += g_line;
+            if (head == g_ring) head = 0;
+            unsigned from = ring_x + of_x.at * x_bytes + own;
+            int left = steps;
+            if (BUFFERS == 2) {
 #pragma unroll 1
-            for (int k = 0; k < steps; k += 2) {
-                step(a[0], from, b, k);
-                matrix_wait<1>();
-                if (k + 1 < steps) {
-                    step(a[1], from, b, k + 1);
+                for (; left > 1; left -= 2) {
+                    step(a[0], from, b, false);
+                    matrix_wait<1>();
+                    step(a[BUFFERS - 1], from, b, false);
                     matrix_wait<1>();
                 }
             }
-#else
-            unsigned a[PARTS][MI][4];
 #pragma unroll 1
-            for (int k = 0; k < steps; k++) {
-                step(a, from, b, k);
+            for (; left > 0; left--) {
+                step(a[0], from, b, left == steps);
                 matrix_wait<0>();
             }
-#endif
-            matrix_wait<0>();
 #if KIND == 3
 #pragma unroll
             for (int i = 0; i < OWN; i++)
@@ -414,14 +437,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) weight_gradient_lines(
 #pragma unroll
                     for (int j = 0; j < NC / 2; j++) sum[i][m][j] += product[i][m][j];
 #endif
-            if (lane == 0) barrier_arrive(empty_x + 8 * of_x.at);
-            of_x.advance(x_slots);
+            if (LATE ? h > 0 : true) {
+                if (!LATE) matrix_wait<0>();
+                if (!LATE) of_x.advance(x_slots);
+                release_x();
+                release();
+            }
+            if (LATE) of_x.advance(x_slots);
+        }
+        if (LATE) {
+            matrix_wait<0>();
+            release_x();
             release();
         }
 #pragma unroll 1
-        for (int i = 0; i < span; i++) release();
+        for (int i = 0; i < span; i++) {
+            release();
+            head += g_line;
+            if (head == g_ring) head = 0;
+        }
     }
-    if (warpgroup == 0) raise(control, as_float32(Element{}, largest(Element{}, most)));
+    matrix_wait<0>();
+    if (watches) raise(control, as_float32(Element{}, largest(Element{}, most)));
 
     const int all_in = groups * group_in, taps = kernel_d * plane;
 #pragma unroll
