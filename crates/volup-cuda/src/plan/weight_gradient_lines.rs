@@ -14,6 +14,8 @@ const HALO: usize = 2;
 /// Lines of the input that the rings hold, at least and at most, and strips of a line.
 const AHEAD: std::ops::RangeInclusive<usize> = 3..=8;
 const STRIPS: usize = 8;
+/// Steps of a strip: a warp copies a channel's.
+const MOST_STEPS: usize = 16;
 /// Products and sums a second of one multiprocessor, of 16 bits, of tf32, and of two of them.
 const RATES: [f64; 3] = [5.0e12, 2.3e12, 0.8e12];
 /// Bytes a second from the second-level cache.
@@ -97,9 +99,10 @@ impl<'a> WeightGradientLines<'a> {
     pub(super) fn all(context: Context<'a>, rows: &Rows) -> Vec<WeightGradientLines<'a>> {
         let Some((types, kind)) = operands(context) else { return Vec::new() };
         let [_, _, w] = rows.axes;
-        let vector = 16 / context.request.dtype.size();
+        // Channels of the gradient are read by vectors of 16 bytes, or pairs.
+        let vector = if kind == 0 { 8 } else { 2 };
         let whole = rows.group_out.is_multiple_of(vector) && rows.slots.is_multiple_of(vector);
-        if !vectors(context, rows) || kind == 0 && !whole || kind != 0 && (w.count - 1) * w.apart > HALO {
+        if !vectors(context, rows) || !whole || kind != 0 && (w.count - 1) * w.apart > HALO {
             return Vec::new();
         }
         let kernels = context
@@ -120,7 +123,7 @@ impl<'a> WeightGradientLines<'a> {
         let element = context.request.dtype.size();
         let step = 32 / element;
         let steps = w.axis.input.div_ceil(strips).div_ceil(step);
-        if (strips - 1) * steps * step >= w.axis.input {
+        if (strips - 1) * steps * step >= w.axis.input || steps > MOST_STEPS {
             return None;
         }
         let span = span(rows);

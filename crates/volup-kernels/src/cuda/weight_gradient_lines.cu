@@ -48,9 +48,11 @@
 #endif
 
 constexpr int WARPGROUPS = 3, OWN = 3, TAPS = WARPGROUPS * OWN, FILLERS = 128, CONSUMERS = 128 * WARPGROUPS, THREADS = CONSUMERS + FILLERS;
-constexpr int SIZE = sizeof(Element), VECTOR = 16 / SIZE, STEP = 32 / SIZE, CHANNELS = 64 * MI, HALO = 2;
-/// Copies without a loop: few, for the registers.
-constexpr int AT_ONCE = KIND == 0 ? 4 : KIND == 1 ? 1 : 2;
+/// Channels of G that a thread turns at once: neighbours, which then are so many columns apart.
+constexpr int WIDE = KIND == 1 ? 2 : 1, COLUMNS = NC / WIDE;
+constexpr int SIZE = sizeof(Element), STEP = 32 / SIZE, CHANNELS = 64 * MI, HALO = 2;
+/// Warps that fill the rings, and copies of a lane without a loop.
+constexpr int WARPS = FILLERS / 32, AT_ONCE = KIND == 0 ? 3 : 2;
 /// Bytes after a voxel's channels, such that reads of a warp meet no bank conflict.
 constexpr int PAD = KIND == 0 ? 16 : 32;
 constexpr int CONSUMER_REGISTERS = KIND == 1 ? 136 : 144, FILLER_REGISTERS = KIND == 1 ? 104 : 80;
@@ -64,8 +66,8 @@ struct Axis {
 struct Place {
     int at = 0, phase;
     __device__ __forceinline__ explicit Place(int phase) : phase(phase) {}
-    __device__ __forceinline__ void advance(int count) {
-        if (++at == count) at = 0, phase ^= 1;
+    __device__ __forceinline__ void advance(int count, int by = 1) {
+        for (at += by; at >= count; phase ^= 1) at -= count;
     }
 };
 
@@ -95,10 +97,10 @@ __device__ __forceinline__ void copy_rows(unsigned to, int to_step, const Elemen
         }
 }
 
-/// What a thread that fills the rings has of a line of G whose rows are turned: eight rows of a channel, and those after
-/// them that later taps read; where they go, and for which tap along width first.
+/// What a thread that fills the rings has of a line of G whose rows are turned: eight rows of its channels, and those
+/// after them that later taps read; where they go, and for which tap along width first.
 struct Piece {
-    float v[8 + HALO];
+    float v[WIDE][8 + HALO];
     /// In one register: places are multiples of 16 below 2^18.
     int packed;
     __device__ __forceinline__ int at() const { return (packed & 0x3fff) * 16; }
@@ -127,11 +129,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) weight_gradient_lines(
     const unsigned ring_g = shared(memory) + 1024, ring_x = ring_g + g_slots * g_bytes;
     if (threadIdx.x == 0) {
         for (int i = 0; i < g_slots; i++) {
-            barrier_init(full_g + 8 * i, FILLERS);
+            barrier_init(full_g + 8 * i, KIND == 0 ? 32 : FILLERS);
             barrier_init(empty_g + 8 * i, CONSUMERS / 32);
         }
         for (int i = 0; i < x_slots; i++) {
-            barrier_init(full_x + 8 * i, FILLERS);
+            barrier_init(full_x + 8 * i, 32);
             barrier_init(empty_x + 8 * i, CONSUMERS / 32);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -145,19 +147,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) weight_gradient_lines(
         // Copies that the barrier counts when they are done.
         const auto arrive = [](unsigned barrier) { asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory"); };
         Place to_g(1), to_x(1);
-        // Of X a thread copies the same 16 bytes of every so many channels, or voxels.
-        const int per = last ? CHANNELS / VECTOR : 2 * steps, apart = FILLERS / per, count = last ? STEP * steps : CHANNELS;
-        const int first = thread < apart * per ? thread / per : count, minor = thread % per * VECTOR;
-        const int copies_x = (count - first + apart - 1) / apart;
-        const long long stride = last ? x_w : x_c;
-        const Element *const own_x = x + (group * group_in + ci0) * x_c + first * stride + minor;
-        // A line of the input from a place on, of a strip that starts at a voxel.
+        const int warp = __shfl_sync(0xffffffffu, thread / 32, 0);
+        const Element *const own_x = x + (group * group_in + ci0) * x_c;
+        // A line of the input from a place on, of a strip that starts at a voxel, by one warp: a lane copies the same 16 bytes of
+        // every so many channels, or voxels. Which ones is worked out each time, for the registers.
         const auto fill_x = [&](const Element *from, int w0) {
+            int lane;
+            asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+            const int per = last ? CHANNELS * SIZE / 16 : 2 * steps, apart = 32 / per, count = last ? STEP * steps : CHANNELS;
+            const int row = lane / per, first = row < apart ? row : count, minor = (lane - row * per) * (16 / SIZE);
             const int left = (last ? ci0 + minor < group_in : w0 + minor < width) ? (last ? width - w0 : group_in - ci0) : 0;
+            const long long stride = last ? x_w : x_c;
             barrier_wait(empty_x + 8 * to_x.at, to_x.phase);
-            copy_rows(ring_x + to_x.at * x_bytes + first * x_pitch + minor * SIZE, apart * x_pitch, from, apart * stride, copies_x, left - first, apart);
+            copy_rows(ring_x + to_x.at * x_bytes + first * x_pitch + minor * SIZE, apart * x_pitch, from + first * stride + minor, apart * stride,
+                      (count - first + apart - 1) / apart, left - first, apart);
             arrive(full_x + 8 * to_x.at);
-            to_x.advance(x_slots);
         };
         const Element *const own_g = rows + group * slots + td % step_d * classes_h * classes_w * group_out + co0;
         // The first row of G and the first voxel of a run.
@@ -167,56 +171,65 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) weight_gradient_lines(
         };
         const auto voxels_of = [&](const Run &run) { return run.n * x_n + run.d * x_d + run.h * x_h + run.strip * STEP * steps * x_w; };
 #if KIND == 0
-        constexpr int PER = NC / VECTOR, ROWS = FILLERS / PER;
-        const int c = thread % PER * VECTOR, row0 = thread / PER, classes = classes_h * classes_w, copies = (line_rows - row0 + ROWS - 1) / ROWS;
+        // Each warp has every fourth line.
+        constexpr int VECTOR = 16 / SIZE, PER = NC / VECTOR, ROWS = 32 / PER;
+        const int lane = thread % 32, c = lane % PER * VECTOR, row0 = lane / PER, classes = classes_h * classes_w, copies = (line_rows - row0 + ROWS - 1) / ROWS;
+        int next = warp, lines_x = 0, next_x = 0;
+        to_g.advance(g_slots, warp);
 #pragma unroll 1
         for (int line = first_line; line < last_line;) {
             const Run run(line, last_line, strips, depth, height);
-            const int w0 = run.strip * STEP * steps, left = co0 + c < group_out ? rows_w - w0 : 0;
-            const Element *of_line = own_g + rows_of(run) + c + row0 * (long long)pitch, *of_x = own_x + voxels_of(run);
+            const int w0 = run.strip * STEP * steps, left = (co0 + c < group_out ? rows_w - w0 : 0) - row0;
+            const Element *const of_run = own_g + rows_of(run) + c + row0 * (long long)pitch, *const of_x = own_x + voxels_of(run);
+            int i = next;
 #pragma unroll 1
-            for (int i = 0; i < run.length + span; i++) {
+            for (; i < run.length + span; i += WARPS) {
+                const Element *from = of_run + i * (long long)rows_w * pitch;
+                unsigned to = ring_g + to_g.at * g_bytes + lane % PER * panel + row0 * 16;
                 barrier_wait(empty_g + 8 * to_g.at, to_g.phase);
-                unsigned to = ring_g + to_g.at * g_bytes + thread % PER * panel + row0 * 16;
-                const Element *from = of_line;
 #pragma unroll 1
                 for (int j = 0; j < classes; j++) {
-                    copy_rows(to, ROWS * 16, from, ROWS * (long long)pitch, copies, left - row0, ROWS);
+                    copy_rows(to, ROWS * 16, from, ROWS * (long long)pitch, copies, left, ROWS);
                     from += group_out;
                     to += PER * panel;
                 }
                 arrive(full_g + 8 * to_g.at);
-                to_g.advance(g_slots);
-                of_line += (long long)rows_w * pitch;
+                to_g.advance(g_slots, WARPS);
                 if (i >= span) {
-                    fill_x(of_x, w0);
-                    of_x += x_h;
+                    to_x.advance(x_slots, lines_x + i - span - next_x);
+                    next_x = lines_x + i - span;
+                    fill_x(of_x + (i - span) * x_h, w0);
                 }
             }
+            next = i - run.length - span;
+            lines_x += run.length;
             line += run.length;
         }
 #else
-        // Pieces of lines in their order, each loaded two before it is stored: eight rows of a channel, then those of the next
-        // channels. A thread keeps to its channel.
-        constexpr int AHEAD = 3, OCTETS = FILLERS / NC;
-        const int c = thread % NC, octet0 = thread / NC, octets = classes_h * classes_w * steps, turns = (octets + OCTETS - 1) / OCTETS;
+        // Pieces of lines in their order, each loaded some before it is stored: eight rows of WIDE channels, then those of the
+        // next. A thread keeps to its channels.
+        constexpr int AHEAD = 4 - WIDE, OCTETS = FILLERS / COLUMNS;
+        const int c = thread % COLUMNS, octet0 = thread / COLUMNS, octets = classes_h * classes_w * steps, turns = (octets + OCTETS - 1) / OCTETS;
         const int row_bytes = panels * panel;
         Piece held[AHEAD];
         // The next piece to be loaded, and how many there have been; what follows from this thread's octet alone.
-        int line = first_line, i = 0, turn = 0, loaded = 0, stored = 0, store_turn = 0;
+        int line = first_line, i = 0, turn = 0, loaded = 0, stored = 0, store_turn = 0, lines_x = 0;
         int octet = octet0, j = octet0 / steps, in_class = octet0 - j * steps;
         Run run(line, last_line, strips, depth, height);
         long long of_line = rows_of(run), of_x = voxels_of(run);
         const auto load_next = [&](Piece &to) {
             if (line >= last_line) return;
-            const int left = octet < octets && co0 + c < group_out ? rows_w - (run.strip * steps + in_class) * 8 : 0;
-            const float *from = own_g + of_line + (c + j * group_out + in_class * 8 * pitch);
-            if (left >= 8 + HALO) {
+            const int left = octet < octets && co0 + WIDE * c < group_out ? rows_w - (run.strip * steps + in_class) * 8 : 0;
+            const float *from = own_g + of_line + (WIDE * c + j * group_out + in_class * 8 * pitch);
 #pragma unroll
-                for (int row = 0; row < 8 + HALO; row++) to.v[row] = __ldg(from + row * pitch);
-            } else {
-#pragma unroll
-                for (int row = 0; row < 8 + HALO; row++) to.v[row] = row < left ? __ldg(from + row * pitch) : 0.0f;
+            for (int row = 0; row < 8 + HALO; row++) {
+#if KIND == 1
+                const float2 both = row < left ? __ldg((const float2 *)(from + row * pitch)) : make_float2(0.0f, 0.0f);
+                to.v[0][row] = both.x;
+                to.v[1][row] = both.y;
+#else
+                to.v[0][row] = row < left ? __ldg(from + row * pitch) : 0.0f;
+#endif
             }
             const int jh = classes_w == 1 ? j : j / classes_w, jw = j - jh * classes_w;
             to.packed = octet < octets ? jw << 14 | (jh * kernel_w * row_bytes / 16 + in_class * 2 * NC + c) : kernel_w << 14;
@@ -231,7 +244,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) weight_gradient_lines(
             in_class = octet0 - j * steps;
             of_line += (long long)rows_w * pitch;
             if (i >= span) {
-                fill_x(own_x + of_x, run.strip * STEP * steps);
+                if (++lines_x % WARPS == warp) fill_x(own_x + of_x, run.strip * STEP * steps);
+                to_x.advance(x_slots);
                 of_x += x_h;
             }
             if (++i < run.length + span) return;
@@ -248,22 +262,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) weight_gradient_lines(
 #pragma unroll
             for (int part = 0; part < PARTS; part++) {
                 int tw = from.tw(), next_shift = 0;
-                unsigned to = at + part * part_bytes + tw * row_bytes, v[8 + HALO];
+                unsigned to = at + part * part_bytes + tw * row_bytes, v[WIDE][8 + HALO];
 #pragma unroll
-                for (int e = 0; e < 8 + HALO; e++) {
-                    unsigned low;
-                    v[e] = __float_as_uint(from.v[e]);
-                    if (PARTS == 2 && part == 0) {
-                        part_tf32(v[e], low);
-                        from.v[e] = __uint_as_float(low);
+                for (int one = 0; one < WIDE; one++)
+#pragma unroll
+                    for (int e = 0; e < 8 + HALO; e++) {
+                        unsigned low;
+                        v[one][e] = __float_as_uint(from.v[one][e]);
+                        if (PARTS == 2 && part == 0) {
+                            part_tf32(v[one][e], low);
+                            from.v[one][e] = __uint_as_float(low);
+                        }
                     }
-                }
 #pragma unroll
                 for (int shift = 0; shift <= HALO; shift++) {
                     if (shift != next_shift || tw >= kernel_w) continue;
 #pragma unroll
-                    for (int e = shift; e < shift + 8; e += 4)
-                        asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to + e / 4 * 16 * NC), "r"(v[e]), "r"(v[e + 1]), "r"(v[e + 2]), "r"(v[e + 3]) : "memory");
+                    for (int one = 0; one < WIDE; one++)
+#pragma unroll
+                        for (int e = shift; e < shift + 8; e += 4)
+                            asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to + e / 4 * 16 * NC + one * 16 * COLUMNS), "r"(v[one][e]),
+                                         "r"(v[one][e + 1]), "r"(v[one][e + 2]), "r"(v[one][e + 3])
+                                         : "memory");
                     tw += step_w;
                     next_shift += apart_w;
                     to += step_w * row_bytes;
@@ -470,7 +490,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) weight_gradient_lines(
         for (int m = 0; m < MI; m++)
 #pragma unroll
             for (int j = 0; j < NC / 2; j++) {
-                const int ci = ci0 + 64 * m + 16 * warp + g + j / 2 % 2 * 8, co = co0 + j / 4 * 8 + 2 * t + j % 2;
+                const int ci = ci0 + 64 * m + 16 * warp + g + j / 2 % 2 * 8, n = j / 4 * 8 + 2 * t + j % 2, co = co0 + n % COLUMNS * WIDE + n / COLUMNS;
                 if (ci < group_in && co < group_out) to[(long long)(group * group_in + ci) * group_out + co] = sum[i][m][j];
             }
     }
