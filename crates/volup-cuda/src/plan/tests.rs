@@ -27,6 +27,7 @@ mod training_plans;
 #[path = "../../../volup-kernels/src/variants.rs"]
 mod variants;
 mod weight_gradient;
+mod weight_gradient_lines;
 
 use crate::plan::{Argument, Buffer, Plan, Request, Step, Task};
 use crate::{Algorithm, DeviceInfo, Variant};

@@ -51,11 +51,11 @@ constexpr int WARPGROUPS = 3, OWN = 3, TAPS = WARPGROUPS * OWN, FILLERS = 128, C
 /// Channels of G that a thread turns at once: neighbours, which then are so many columns apart.
 constexpr int WIDE = KIND == 1 ? 2 : 1, COLUMNS = NC / WIDE;
 constexpr int SIZE = sizeof(Element), STEP = 32 / SIZE, CHANNELS = 64 * MI, HALO = 2;
-/// Warps that fill the rings, and copies of a lane without a loop.
-constexpr int WARPS = FILLERS / 32, AT_ONCE = KIND == 0 ? 3 : 2;
+/// Threads that fill a line of X, and copies of a thread without a loop.
+constexpr int X_FILLERS = KIND == 0 ? FILLERS : 32, AT_ONCE = KIND == 0 ? 4 : 2;
 /// Bytes after a voxel's channels, such that reads of a warp meet no bank conflict.
 constexpr int PAD = KIND == 0 ? 16 : 32;
-constexpr int CONSUMER_REGISTERS = KIND == 1 ? 136 : 144, FILLER_REGISTERS = KIND == 1 ? 104 : 80;
+constexpr int CONSUMER_REGISTERS = KIND == 0 ? 144 : 136, FILLER_REGISTERS = KIND == 0 ? 80 : 104;
 static_assert(PARTS * MI * NC <= 64, "the accumulators of three taps fit in registers");
 
 struct Axis {
@@ -66,8 +66,8 @@ struct Axis {
 struct Place {
     int at = 0, phase;
     __device__ __forceinline__ explicit Place(int phase) : phase(phase) {}
-    __device__ __forceinline__ void advance(int count, int by = 1) {
-        for (at += by; at >= count; phase ^= 1) at -= count;
+    __device__ __forceinline__ void advance(int count) {
+        if (++at == count) at = 0, phase ^= 1;
     }
 };
 
@@ -129,11 +129,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) weight_gradient_lines(
     const unsigned ring_g = shared(memory) + 1024, ring_x = ring_g + g_slots * g_bytes;
     if (threadIdx.x == 0) {
         for (int i = 0; i < g_slots; i++) {
-            barrier_init(full_g + 8 * i, KIND == 0 ? 32 : FILLERS);
+            barrier_init(full_g + 8 * i, FILLERS);
             barrier_init(empty_g + 8 * i, CONSUMERS / 32);
         }
         for (int i = 0; i < x_slots; i++) {
-            barrier_init(full_x + 8 * i, 32);
+            barrier_init(full_x + 8 * i, X_FILLERS);
             barrier_init(empty_x + 8 * i, CONSUMERS / 32);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -144,24 +144,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) weight_gradient_lines(
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(FILLER_REGISTERS));
         // Of few warps each instruction takes its full latency: nothing is divided for each line.
         const int thread = threadIdx.x - CONSUMERS;
-        // Copies that the barrier counts when they are done.
-        const auto arrive = [](unsigned barrier) { asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory"); };
         Place to_g(1), to_x(1);
-        const int warp = __shfl_sync(0xffffffffu, thread / 32, 0);
         const Element *const own_x = x + (group * group_in + ci0) * x_c;
-        // A line of the input from a place on, of a strip that starts at a voxel, by one warp: a lane copies the same 16 bytes of
-        // every so many channels, or voxels. Which ones is worked out each time, for the registers.
+        // A line of the input from a place on, of a strip that starts at a voxel: a thread copies the same 16 bytes of every so many
+        // channels, or voxels.
         const auto fill_x = [&](const Element *from, int w0) {
-            int lane;
-            asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
-            const int per = last ? CHANNELS * SIZE / 16 : 2 * steps, apart = 32 / per, count = last ? STEP * steps : CHANNELS;
-            const int row = lane / per, first = row < apart ? row : count, minor = (lane - row * per) * (16 / SIZE);
+            int own = thread;
+            // Of a single warp's lanes; which ones these are is worked out each time, for the registers.
+            if (X_FILLERS == 32) asm volatile("mov.u32 %0, %%laneid;" : "=r"(own));
+            const int per = last ? CHANNELS * SIZE / 16 : 2 * steps, apart = X_FILLERS / per, count = last ? STEP * steps : CHANNELS;
+            const int row = own / per, first = row < apart ? row : count, minor = (own - row * per) * (16 / SIZE);
             const int left = (last ? ci0 + minor < group_in : w0 + minor < width) ? (last ? width - w0 : group_in - ci0) : 0;
             const long long stride = last ? x_w : x_c;
             barrier_wait(empty_x + 8 * to_x.at, to_x.phase);
             copy_rows(ring_x + to_x.at * x_bytes + first * x_pitch + minor * SIZE, apart * x_pitch, from + first * stride + minor, apart * stride,
                       (count - first + apart - 1) / apart, left - first, apart);
-            arrive(full_x + 8 * to_x.at);
         };
         const Element *const own_g = rows + group * slots + td % step_d * classes_h * classes_w * group_out + co0;
         // The first row of G and the first voxel of a run.
@@ -171,21 +168,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) weight_gradient_lines(
         };
         const auto voxels_of = [&](const Run &run) { return run.n * x_n + run.d * x_d + run.h * x_h + run.strip * STEP * steps * x_w; };
 #if KIND == 0
-        // Each warp has every fourth line.
-        constexpr int VECTOR = 16 / SIZE, PER = NC / VECTOR, ROWS = 32 / PER;
-        const int lane = thread % 32, c = lane % PER * VECTOR, row0 = lane / PER, classes = classes_h * classes_w, copies = (line_rows - row0 + ROWS - 1) / ROWS;
-        int next = warp, lines_x = 0, next_x = 0;
-        to_g.advance(g_slots, warp);
+        // Copies that the barrier counts when they are done.
+        const auto arrive = [](unsigned barrier) { asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory"); };
+        constexpr int VECTOR = 16 / SIZE, PER = NC / VECTOR, ROWS = FILLERS / PER;
+        const int c = thread % PER * VECTOR, row0 = thread / PER, classes = classes_h * classes_w, copies = (line_rows - row0 + ROWS - 1) / ROWS;
 #pragma unroll 1
         for (int line = first_line; line < last_line;) {
             const Run run(line, last_line, strips, depth, height);
             const int w0 = run.strip * STEP * steps, left = (co0 + c < group_out ? rows_w - w0 : 0) - row0;
-            const Element *const of_run = own_g + rows_of(run) + c + row0 * (long long)pitch, *const of_x = own_x + voxels_of(run);
-            int i = next;
+            const Element *of_line = own_g + rows_of(run) + c + row0 * (long long)pitch, *of_x = own_x + voxels_of(run);
 #pragma unroll 1
-            for (; i < run.length + span; i += WARPS) {
-                const Element *from = of_run + i * (long long)rows_w * pitch;
-                unsigned to = ring_g + to_g.at * g_bytes + lane % PER * panel + row0 * 16;
+            for (int i = 0; i < run.length + span; i++) {
+                const Element *from = of_line;
+                unsigned to = ring_g + to_g.at * g_bytes + thread % PER * panel + row0 * 16;
                 barrier_wait(empty_g + 8 * to_g.at, to_g.phase);
 #pragma unroll 1
                 for (int j = 0; j < classes; j++) {
@@ -194,24 +189,32 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) weight_gradient_lines(
                     to += PER * panel;
                 }
                 arrive(full_g + 8 * to_g.at);
-                to_g.advance(g_slots, WARPS);
+                to_g.advance(g_slots);
+                of_line += (long long)rows_w * pitch;
                 if (i >= span) {
-                    to_x.advance(x_slots, lines_x + i - span - next_x);
-                    next_x = lines_x + i - span;
-                    fill_x(of_x + (i - span) * x_h, w0);
+                    fill_x(of_x, w0);
+                    arrive(full_x + 8 * to_x.at);
+                    to_x.advance(x_slots);
+                    of_x += x_h;
                 }
             }
-            next = i - run.length - span;
-            lines_x += run.length;
             line += run.length;
         }
 #else
         // Pieces of lines in their order, each loaded some before it is stored: eight rows of WIDE channels, then those of the
         // next. A thread keeps to its channels.
-        constexpr int AHEAD = 4 - WIDE, OCTETS = FILLERS / COLUMNS;
+        constexpr int AHEAD = 2, OCTETS = FILLERS / COLUMNS;
         const int c = thread % COLUMNS, octet0 = thread / COLUMNS, octets = classes_h * classes_w * steps, turns = (octets + OCTETS - 1) / OCTETS;
-        const int row_bytes = panels * panel;
+        const int row_bytes = panels * panel, warp = __shfl_sync(0xffffffffu, thread / 32, 0);
         Piece held[AHEAD];
+        // The barrier of the line of X whose copies are on their way.
+        unsigned owed_x = 0;
+        const auto settle = [&]() {
+            if (owed_x == 0) return;
+            asm volatile("cp.async.wait_all;" ::: "memory");
+            barrier_arrive(owed_x);
+            owed_x = 0;
+        };
         // The next piece to be loaded, and how many there have been; what follows from this thread's octet alone.
         int line = first_line, i = 0, turn = 0, loaded = 0, stored = 0, store_turn = 0, lines_x = 0;
         int octet = octet0, j = octet0 / steps, in_class = octet0 - j * steps;
@@ -244,7 +247,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) weight_gradient_lines(
             in_class = octet0 - j * steps;
             of_line += (long long)rows_w * pitch;
             if (i >= span) {
-                if (++lines_x % WARPS == warp) fill_x(own_x + of_x, run.strip * STEP * steps);
+                // Each warp has every fourth line of X.
+                if (++lines_x % (FILLERS / X_FILLERS) == warp) {
+                    fill_x(own_x + of_x, run.strip * STEP * steps);
+                    owed_x = full_x + 8 * to_x.at;
+                }
                 to_x.advance(x_slots);
                 of_x += x_h;
             }
@@ -297,13 +304,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) weight_gradient_lines(
             to_g.advance(g_slots);
         };
 #pragma unroll
-        for (int k = 0; k < AHEAD - 1; k++) load_next(held[k]);
+        for (int k = 0; k < AHEAD - 1; k++) {
+            load_next(held[k]);
+            settle();
+        }
 #pragma unroll 1
         while (stored < loaded) {
 #pragma unroll
             for (int k = 0; k < AHEAD; k++) {
                 load_next(held[(k + AHEAD - 1) % AHEAD]);
                 if (stored < loaded) store(held[k]);
+                settle();
             }
         }
 #endif
@@ -328,13 +339,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) weight_gradient_lines(
     // Of 16 bits columns lie in panels, in which what is added up follows row by row; else rows.
     const unsigned low_word = ring_g >> 4 | (KIND == 0 ? 8 : NC) << 16, high_word = KIND == 0 ? panel >> 4 : 8;
     // Where this thread reads X, and how far the next step and the next 64 channels are.
-#if KIND == 0
-    const int own = last ? (lane % 8 + lane / 16 * 8) * x_pitch + (warp * 16 + lane / 8 % 2 * 8) * 2
-                         : (warp * 16 + lane % 8 + lane / 8 % 2 * 8) * x_pitch + lane / 16 * 16;
-#else
-    const int of_channel = last ? 4 : x_pitch, of_voxel = last ? x_pitch : 4;
-    const int own = (warp * 16 + g) * of_channel + t * of_voxel;
-#endif
+    const int by_voxels = KIND == 0 ? (lane % 8 + lane / 16 * 8) * x_pitch + (warp * 16 + lane / 8 % 2 * 8) * 2 : t * x_pitch + (warp * 16 + g) * 4;
+    const int own = last ? by_voxels : (warp * 16 + lane % 8 + lane / 8 % 2 * 8) * x_pitch + lane / 16 * 16;
     const int next_step = last ? STEP * x_pitch : 32, next_slab = last ? 64 * SIZE : 64 * x_pitch;
     float sum[OWN][MI][NC / 2] = {};
 #if KIND == 3
@@ -368,9 +374,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) weight_gradient_lines(
             else
                 load_matrices(a[0][i], at);
 #else
+            if (last) {
 #pragma unroll
-            for (int e = 0; e < 4; e++)
-                asm volatile("ld.shared.u32 %0, [%1];" : "=r"(a[0][i][e]) : "r"(at + e % 2 * 8 * of_channel + e / 2 * 4 * of_voxel));
+                for (int e = 0; e < 4; e++)
+                    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(a[0][i][e]) : "r"(at + e % 2 * 32 + e / 2 * 4 * x_pitch));
+            } else {
+                load_matrices(a[0][i], at);
+            }
 #endif
         }
         from += next_step;

@@ -199,7 +199,7 @@ pub fn planned(example: &Example, request: &Request, device: &DeviceInfo, varian
 }
 
 /// What the table has not, and why.
-const ROWS: [(&str, &str); 11] = [
+const ROWS: [(&str, &str); 14] = [
     ("n 1, 31x33x35, 1>2, k 1, bias, relu, gn 2", "chunks of a row, rows that start in a vector"),
     ("n 1, 32x32x32, 1>2, k 1, silu, gn 2 plain", "a last chunk without elements"),
     ("n 1, 12x13x30, 1>36, k 1, bias, gelu", "chunks of positions, threads without channels"),
@@ -210,6 +210,9 @@ const ROWS: [(&str, &str); 11] = [
     ("n 1, 16x16x16, 3>5, k 3, p 1", "shares, and splits of the definition's"),
     ("n 2, 2x3x8, 140>36, k 2x1x3, g 2, relu", "tiles of channels on both sides, shifts past the last"),
     ("n 1, 1x1x2200, 1>1, k 1x1x5, p 0x0x2", "many shares of one line"),
+    ("n 1, 2x5x24, 70>40, k 3x4x5, d 1x2x1, relu", "lines of a tensor in strips, blocks of taps"),
+    ("n 1, 2x3x40, 16>16, k 2x3x3, s 1x2x2, p 1, g 2", "lines of groups"),
+    ("n 1, 3x2x8, 136>36, k 1x3x3, bias, gn 2", "tiles of channels by lines"),
     ("n 2, 3x4x6, 12>20, k 4x3x5, s 2x1x2, p 1, bias, gn 4", "classes of several taps each"),
 ];
 
@@ -217,18 +220,26 @@ fn own() -> impl Iterator<Item = Case> {
     ROWS.iter().map(|(line, why)| Case::parse("training", line, why).expect("a valid case"))
 }
 
-/// A device's kernels with one tile of `weight_gradient` of each kind of numbers alone, or for 0 with all.
+/// A device's kernels with one that multiplies gradients for the weight's of each kind of numbers alone, a tile of
+/// `weight_gradient`, then none, then `weight_gradient_lines`; or for 0 with all.
 fn with_tile(variants: &[Variant], tile: usize) -> Vec<&Variant> {
     let of_kind = |variant: &Variant| (variant.entry, variant.types, variant.param("KIND"));
     let kept = |&(at, variant): &(usize, &Variant)| {
         let before = variants[..at].iter().filter(|other| of_kind(other) == of_kind(variant));
-        variant.entry != "weight_gradient" || tile == 0 || before.count() + 1 == tile
+        let before = match variant.entry {
+            "weight_gradient" => before.count() + 1,
+            "weight_gradient_lines" => before.count() + TILES + 2,
+            _ => tile,
+        };
+        tile == 0 || before == tile
     };
     variants.iter().enumerate().filter(kept).map(|(_, variant)| variant).collect()
 }
 
 /// The most tiles of `weight_gradient` that there are for a kind of numbers.
 const TILES: usize = 5;
+/// The most kernels of `weight_gradient_lines`.
+const LINES: usize = 2;
 
 /// How a case is run: in turn with each pair of formats, with all tiles, each alone and none, and each family for the
 /// input's gradient.
@@ -242,7 +253,7 @@ impl Turn {
     pub fn new(turn: usize) -> Turn {
         let formats = [turn % 2, turn / 2 % 2].map(|format| FORMATS[format]);
         let algorithm = Algorithm::ALL.get(turn / 4 % (Algorithm::ALL.len() + 1)).copied();
-        Turn { formats, tile: turn % (TILES + 2), algorithm }
+        Turn { formats, tile: turn % (TILES + LINES + 2), algorithm }
     }
 }
 
@@ -294,7 +305,9 @@ fn gradients_of_f32_are_those_of_the_definition() {
     let (tiles, found): (BTreeSet<_>, BTreeSet<_>) =
         found.into_iter().partition(|what| what.starts_with("weight_gradient_"));
     let all = variants_for(devices()[1].arch);
-    let of_f32 = all.iter().filter(|variant| variant.entry == "weight_gradient" && variant.types.is_empty());
+    let of_f32 = all.iter().filter(|variant| {
+        ["weight_gradient", "weight_gradient_lines"].contains(&variant.entry) && variant.types.is_empty()
+    });
     assert_eq!(tiles, of_f32.map(|variant| variant.name).collect());
     let expected = [
         "a chunk without elements",
