@@ -14,7 +14,7 @@
 // them, as far ahead as there is room.
 //
 // - **X** is operand A, 64 channels an instruction, from registers: shared memory holds it by channels or by voxels, as
-//   the tensor does (`last`: channels together). Copied 16 bytes at a time where address, strides and width allow, else one by one.
+//   the tensor does (`last`: channels together).
 // - **G** is operand B. Of 16 bits: panels of 8 channels, a row 16 bytes, columns side by side, so that a tap starts at any
 //   row. Instructions for float32 want what is added up side by side, four rows in 16 bytes, which a tap's start would have
 //   to be a multiple of: there a line is stored once for each tap along width, turned on the way through registers.
@@ -28,15 +28,20 @@
 //
 // # What it takes
 //
-// Parameters: `x`, `rows` (of a multiple of 16 bytes each), `partial` (as `direct_weight_gradient` has it, a share a
-// split), `control` (the word of the input's largest magnitude, as bits of float32); i32: `batch`, `depth`, `height`, `width` (of the input), `strips`, `steps`
-// (of a strip), `pitch` (elements of a row); `groups`, `group_in`, `group_out`, `slots`; of depth, height, width: `rows` (of the line of rows), `apart` (rows from one tap
-// of a class to its next), `kernel`, `classes`, `step`; `x_slots`, `g_slots` (lines that the rings hold; at least 3, and of G at least 3 more than the taps of
-// a block are lines apart), `share` (lines); i64: strides of `x`: n, c, d, h, w. (kernel_w - 1) / step_w * apart_w is at most HALO. Of 16 bits `group_out`
-// and `slots` are multiples of 8. Threads: 512. Grid: (tap groups * kernel_d * tiles of NC channels of the gradient * tiles
-// of 64*MI of the input * groups, splits), in this order, the first fastest. Bytes of dynamic shared memory: 1024 + g_slots * line of G + x_slots * line of X;
-// a line of G of 16 bits has classes_h * classes_w * NC / 8 panels of 16 * (16 * steps + span | 1) bytes, `span` as above, else
-// PARTS * classes_h * kernel_w * 2 * steps * NC * 16; a line of X 64 * MI * (32 * steps + 16), `last`: 32 * steps / SIZE * (64 * MI * SIZE + PAD).
+// Parameters: `x`, `rows` (multiples of 16 bytes), `partial` (as `direct_weight_gradient` has it, a share a split), `control`
+// (the word of the input's largest magnitude, as bits of float32); i32: `batch`, `depth`, `height`, `width` (of the input),
+// `strips`, `steps` (of a strip, at most 16), `pitch` (elements of a row), `groups`, `group_in`, `group_out`, `slots`; of depth,
+// height, width: rows, `apart` (rows from one tap of a class to its next), kernel, classes, step; `x_slots`, `g_slots` (lines
+// that the rings hold: at least 3, and of G as many more as the taps of a block are lines apart), `share` (lines); i64: strides of
+// `x`: n, c, d, h, w. Channels or voxels of a line lie together, the other strides are multiples of 16 bytes, so is a line of
+// voxels. `group_out`, `slots` and `pitch` are multiples of 8 of 16 bits, of 2 else, where (kernel_w - 1) / step_w * apart_w is at
+// most HALO. The lines and the rows of all samples are fewer than 2^30.
+//
+// Threads: 512. Grid: (ceil(kernel_h * kernel_w / TAPS) * kernel_d * tiles of NC channels of G * tiles of 64*MI of X * groups,
+// splits), in this order, the first fastest. Bytes of dynamic shared memory: 1024, then g_slots lines of G, then x_slots of X.
+// A line of G has, of 16 bits, classes_h * classes_w * NC / 8 panels of 16 * (16 * steps + span | 1) bytes, `span` being
+// (kernel_w - 1) / step_w * apart_w; else PARTS * classes_h * kernel_w * 2 * steps * NC * 16. One of X has 64 * MI * (32 * steps +
+// 16) bytes, `last` 32 * steps / SIZE * (64 * MI * SIZE + PAD).
 
 #include "digits.cuh"
 #include "mma.cuh"
@@ -57,10 +62,6 @@ constexpr int X_FILLERS = KIND == 0 ? FILLERS : 32, AT_ONCE = KIND == 0 ? 4 : 2;
 constexpr int PAD = KIND == 0 ? 16 : 32;
 constexpr int CONSUMER_REGISTERS = KIND == 0 ? 144 : 136, FILLER_REGISTERS = KIND == 0 ? 80 : 104;
 static_assert(PARTS * MI * NC <= 64, "the accumulators of three taps fit in registers");
-
-struct Axis {
-    int size, rows, apart, kernel, classes, step;
-};
 
 /// A place in a ring of barriers and memory.
 struct Place {

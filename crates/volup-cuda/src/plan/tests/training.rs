@@ -199,7 +199,7 @@ pub fn planned(example: &Example, request: &Request, device: &DeviceInfo, varian
 }
 
 /// What the table has not, and why.
-const ROWS: [(&str, &str); 14] = [
+const ROWS: [(&str, &str); 11] = [
     ("n 1, 31x33x35, 1>2, k 1, bias, relu, gn 2", "chunks of a row, rows that start in a vector"),
     ("n 1, 32x32x32, 1>2, k 1, silu, gn 2 plain", "a last chunk without elements"),
     ("n 1, 12x13x30, 1>36, k 1, bias, gelu", "chunks of positions, threads without channels"),
@@ -210,9 +210,6 @@ const ROWS: [(&str, &str); 14] = [
     ("n 1, 16x16x16, 3>5, k 3, p 1", "shares, and splits of the definition's"),
     ("n 2, 2x3x8, 140>36, k 2x1x3, g 2, relu", "tiles of channels on both sides, shifts past the last"),
     ("n 1, 1x1x2200, 1>1, k 1x1x5, p 0x0x2", "many shares of one line"),
-    ("n 1, 2x5x24, 70>40, k 3x4x5, d 1x2x1, relu", "lines of a tensor in strips, blocks of taps"),
-    ("n 1, 2x3x40, 16>16, k 2x3x3, s 1x2x2, p 1, g 2", "lines of groups"),
-    ("n 1, 3x2x8, 136>36, k 1x3x3, bias, gn 2", "tiles of channels by lines"),
     ("n 2, 3x4x6, 12>20, k 4x3x5, s 2x1x2, p 1, bias, gn 4", "classes of several taps each"),
 ];
 
@@ -302,6 +299,8 @@ fn check_all(dtype: DType, precision: Precision, first: usize) -> BTreeSet<&'sta
 fn gradients_of_f32_are_those_of_the_definition() {
     let mut found = check_all(DType::F32, Precision::Ieee, 0);
     found.extend(check_all(DType::F32, Precision::Tf32, 1));
+    // Those of lines have a test of their own.
+    found.retain(|what| !what.starts_with("by lines: "));
     let (tiles, found): (BTreeSet<_>, BTreeSet<_>) =
         found.into_iter().partition(|what| what.starts_with("weight_gradient_"));
     let all = variants_for(devices()[1].arch);

@@ -151,15 +151,14 @@ pub fn features(call: &Call<'_>) -> Vec<(&'static str, bool)> {
     let [groups, group_in, group_out] = call.ints(["groups", "group_in", "group_out"]);
     let [m, n] = layout.tile;
     vec![
-        ("blocks of taps", layout.kernel[1] * layout.kernel[2] > TAPS),
-        ("groups of lines", groups > 1),
-        ("lines of channels last", layout.last),
-        ("lines of the tensor", !layout.last),
-        ("lines that are apart", layout.span() > 0 && layout.apart[1] > 1),
-        ("shares of lines", call.grid[1] > 1),
-        ("strips", layout.strips > 1),
-        ("strips past a line's end", layout.strips * layout.strip > layout.size[2]),
-        ("tiles of channels by lines", group_in > m || group_out > n),
+        ("by lines: blocks of taps", layout.kernel[1] * layout.kernel[2] > TAPS),
+        ("by lines: groups", groups > 1),
+        ("by lines: channels last", layout.last),
+        ("by lines: lines apart", layout.span() > 0 && layout.apart[1] > 1),
+        ("by lines: shares", call.grid[1] > 1),
+        ("by lines: strips", layout.strips > 1),
+        ("by lines: line past its end", layout.strips * layout.strip > layout.size[2]),
+        ("by lines: tiles of channels", group_in > m || group_out > n),
         (call.variant.name, true),
     ]
 }
