@@ -18,6 +18,9 @@ const STRIPS: usize = 8;
 const MOST_STEPS: usize = 16;
 /// Products and sums a second of one multiprocessor, of 16 bits, of tf32, and of two of them.
 const RATES: [f64; 3] = [5.0e12, 2.3e12, 0.8e12];
+/// What it takes to turn eight rows of as many channels as there are threads for, or of twice as many in tf32, in seconds.
+const TURN: f64 = 1.05e-6;
+const TURNED: usize = 128;
 /// Bytes a second from the second-level cache.
 const CACHE: f64 = 4.5e12;
 /// What a block takes beside its lines, and a line beside what it copies and multiplies, in seconds.
@@ -147,14 +150,16 @@ impl<'a> WeightGradientLines<'a> {
         let compute = (2 * TAPS * m * n * steps * step) as f64 / rate;
         let copied = (steps * step + (w.count - 1) * w.apart) * h.classes * w.classes * n * element;
         let copy = |bytes: usize| (bytes * places) as f64 / CACHE;
-        let line = compute.max(copy(copied + steps * step * m * element)) + LINE;
+        let turned = h.classes * w.classes * steps * n / if kind == 1 { 2 } else { 1 };
+        let turns = if kind == 0 { 0.0 } else { turned.div_ceil(TURNED) as f64 * TURN };
+        let line = compute.max(copy(copied + steps * step * m * element)).max(turns) + LINE;
         let elements = (rows.taps() * rows.groups * rows.group_in * rows.group_out * 4) as f64;
         let plan = |splits: usize| {
             let share = lines.div_ceil(splits);
             let splits = lines.div_ceil(share);
             let waves = (items * splits).div_ceil(places) as f64;
             let runs = share as f64 / h.axis.input as f64 + 1.0;
-            let fill = runs * span as f64 * (copy(copied) + LINE);
+            let fill = runs * span as f64 * (copy(copied).max(turns) + LINE);
             let seconds =
                 waves * (BLOCK + share as f64 * line + fill) + 2.0 * splits as f64 * elements / CACHE + 6e-6;
             WeightGradientLines { kernel, items, strips, steps, ahead, splits, share, seconds }
