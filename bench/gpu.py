@@ -39,6 +39,7 @@ SANITIZED = (
     "last-s2",
     "s-d-mixed",
     "kb1-72-small",
+    "kb1-73-small",
     "kb1-77-small",
     "kb2-60-block-small",
     "kb2-61-block-small",

@@ -5,7 +5,7 @@
 use super::epilogue::{self, NULL, Sums, kernel, norm_arguments, push_activations, sum_bytes};
 use super::rows::{Rows, makes_again, sample_bytes};
 use super::shuffle_gradient::ShuffleGradient;
-use super::weight_gradient::WeightGradient;
+use super::weight::Weight;
 use super::{
     Argument, Buffer, Classes, Context, Plan, Request, Step, Task, Workspace, grid, int, push, size, strides,
 };
@@ -50,7 +50,7 @@ pub(super) struct Backward<'a> {
     /// What makes both gradients without rows.
     both: Option<ShuffleGradient<'a>>,
     input: Option<Plan>,
-    weight: Option<WeightGradient<'a>>,
+    weight: Option<Weight<'a>>,
 }
 
 impl fmt::Display for Backward<'_> {
@@ -101,7 +101,9 @@ impl<'a> Backward<'a> {
         let compared = if both.is_some() { Wanted { input: true, weight: true, ..wanted } } else { wanted };
         let fast = context.request.dtype != DType::F64;
         let input = if compared.input && fast { Some(input_plan(context, &rows)?) } else { None };
-        let mut weights = if compared.weight { WeightGradient::all(context, &rows) } else { Vec::new() };
+        let input_bytes = rows.batch * sample_bytes(context, context.request.geometry.input_shape());
+        let pass = 2.0 * input_bytes as f64 / ROWS + LAUNCH;
+        let mut weights = if compared.weight { Weight::all(context, &rows, pass) } else { Vec::new() };
         if !wanted.weight {
             weights.truncate(1);
         }
@@ -153,9 +155,9 @@ impl<'a> Backward<'a> {
         let slow = geometry.flops() / (DEFINITION * self.context.device.multiprocessors as f64);
         let slow = |wanted: bool| if wanted { slow / self.rows.parts as f64 } else { 0.0 };
         let input = self.input.as_ref().map_or(slow(self.wanted.input), Plan::seconds);
-        let weight = self.weight.as_ref().map_or(slow(self.wanted.weight), |weight| weight.seconds);
-        // Rows are written, and for each gradient an operand is; what goes by the definition is launched in any case.
-        let launches = 1 + 2 * usize::from(self.wanted.input) + 2 * usize::from(self.wanted.weight);
+        let weight = self.weight.as_ref().map_or(slow(self.wanted.weight), Weight::seconds);
+        // Rows are written, and an operand for the input's gradient; what goes by the definition is launched in any case.
+        let launches = 1 + 2 * usize::from(self.wanted.input) + usize::from(self.wanted.weight);
         let launches = launches as f64 * LAUNCH;
         passes * output / ROWS + self.rows.parts as f64 * (again + input + weight + launches)
     }
@@ -313,7 +315,7 @@ impl<'a> Backward<'a> {
             return both.shares;
         }
         let by_definition = || slots.div_ceil(self.pairs()).min(voxels.div_ceil(1024)).max(1);
-        self.weight.as_ref().map_or_else(by_definition, |weight| weight.splits)
+        self.weight.as_ref().map_or_else(by_definition, Weight::splits)
     }
 
     /// Bytes of the shares' sums of a part.
@@ -460,22 +462,33 @@ impl<'a> Backward<'a> {
         steps: &mut Vec<Step>,
     ) -> Result<()> {
         let (context, rows) = (self.context, &self.rows);
-        let bytes = rows.count * rows.x_pitch * context.request.dtype.size();
-        let input = workspace.take(bytes);
-        if rows.x_pitch != rows.groups * rows.group_in {
-            steps.push(Step::Clear { at: input, words: bytes / 4 });
-        }
-        steps.push(self.input_rows(control, input, part)?);
+        let shape = context.request.geometry.input_shape();
+        let start = self.start(part, sample_bytes(context, shape));
         let at = |offset: u64| Argument::Pointer(Buffer::Workspace, offset);
-        let operands = [at(input), at(gradient), at(partial)];
-        if let Some(weight) = &self.weight {
-            steps.push(weight.step(rows, operands)?);
+        let given = Argument::Pointer(Buffer::Input, start);
+        match &self.weight {
+            Some(Weight::Rows(weight)) => {
+                let bytes = rows.count * rows.x_pitch * context.request.dtype.size();
+                let input = workspace.take(bytes);
+                if rows.x_pitch != rows.groups * rows.group_in {
+                    steps.push(Step::Clear { at: input, words: bytes / 4 });
+                }
+                steps.push(self.input_rows(control, input, part)?);
+                steps.push(weight.step(rows, [at(input), at(gradient), at(partial)])?);
+            }
+            Some(Weight::Lines(weight)) => {
+                let operands = [given, at(gradient), at(partial), at(control + LARGEST[0])];
+                steps.push(weight.step(context, rows, operands)?);
+            }
+            None => {}
         }
-        let mut arguments = operands.to_vec();
+        let mut arguments = vec![given, at(gradient), at(partial)];
         arguments.push(if self.weight.is_some() { at(control + LARGEST[0]) } else { NULL });
-        let channels = [rows.groups, rows.group_in, rows.group_out, rows.slots, rows.x_pitch];
+        let channels = [rows.groups, rows.group_in, rows.group_out, rows.slots];
         push(&mut arguments, [rows.batch].into_iter().chain(channels).chain([self.splits()]))?;
         rows.push_axes(&mut arguments)?;
+        let strides = strides(shape, context.request.input_format);
+        arguments.extend(strides.map(|stride| Argument::I64(stride as i64)));
         let tasks = self.pairs() * self.splits();
         if tasks >= 1 << 30 {
             return Err(Error::Overflow { what: "tiles of the weight's gradient on the GPU" });

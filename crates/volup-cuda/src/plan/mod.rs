@@ -21,7 +21,9 @@ mod shuffle_gradient;
 mod shuffle_wgmma;
 #[cfg(test)]
 mod tests;
+mod weight;
 mod weight_gradient;
+mod weight_gradient_lines;
 
 use crate::{Algorithm, DeviceInfo, Variant};
 use classes::Classes;

@@ -27,6 +27,8 @@ mod training_plans;
 #[path = "../../../volup-kernels/src/variants.rs"]
 mod variants;
 mod weight_gradient;
+mod weight_gradient_lines;
+mod weight_gradient_lines_plans;
 
 use crate::plan::{Argument, Buffer, Plan, Request, Step, Task};
 use crate::{Algorithm, DeviceInfo, Variant};

@@ -6,6 +6,7 @@ use super::epilogue::{self, Epilogue, check_epilogue, tasks};
 use super::machine::{Call, Machine, Pointer};
 use super::shuffle_gradient;
 use super::weight_gradient;
+use super::weight_gradient_lines;
 use crate::plan::Buffer;
 
 /// The axes' names.
@@ -125,12 +126,12 @@ pub fn extents(call: &Call<'_>) -> Vec<(&'static str, i64)> {
             if call.has("partial") {
                 let pairs = product(call, &["groups", "group_in", "group_out", "splits"]);
                 found.push(("partial", pairs * product(call, &["d_kernel", "h_kernel", "w_kernel"])));
-                found.push(("x", rows * call.int("x_pitch")));
             }
             found
         }
         "shuffle_gradient" => shuffle_gradient::extents(call),
         "weight_gradient" => weight_gradient::extents(call),
+        "weight_gradient_lines" => weight_gradient_lines::extents(call),
         "weight_gradient_sum" => {
             vec![("partial", product(call, &["splits", "taps", "in_channels", "group_out"]))]
         }
@@ -144,6 +145,7 @@ pub fn check(call: &Call<'_>) {
     match call.kernel() {
         "shuffle_gradient" => return shuffle_gradient::check(call),
         "weight_gradient" => return weight_gradient::check(call),
+        "weight_gradient_lines" => return weight_gradient_lines::check(call),
         _ => {}
     }
     let [blocks, rest @ ..] = call.grid;
@@ -173,7 +175,6 @@ pub fn check(call: &Call<'_>) {
                 let tasks = product(call, &["groups", "splits", "d_kernel", "h_kernel", "w_kernel"]);
                 assert!(pieces * PIECE < MOST_ROWS && call.int("splits") > 0, "{what}");
                 assert!(tasks * tiles[0] * tiles[1] < MOST_ROWS, "{what}");
-                assert!(call.int("x_pitch") >= product(call, &["groups", "group_in"]), "{what}");
             }
         }
         "weight_gradient_sum" => {
@@ -216,6 +217,7 @@ pub fn run(call: &Call<'_>, machine: &mut Machine) {
         "direct_weight_gradient" => direct_weight(call, machine),
         "shuffle_gradient" => shuffle_gradient::run(call, machine),
         "weight_gradient" => weight_gradient::run(call, machine),
+        "weight_gradient_lines" => weight_gradient_lines::run(call, machine),
         "weight_gradient_sum" => sum(call, machine),
         _ => epilogue::run(call, machine),
     }
@@ -341,17 +343,17 @@ fn direct_weight(call: &Call<'_>, machine: &mut Machine) {
     let axes = TapAxis::all(call);
     let [n, groups, group_in, group_out] = call.ints(["n", "groups", "group_in", "group_out"]);
     let steps = Steps::new(call, "group_out");
-    let [x_pitch, splits] = call.ints(["x_pitch", "splits"]);
+    let splits = call.int("splits");
+    let [x_n, x_c, x_d, x_h, x_w] = call.ints(["x_n", "x_c", "x_d", "x_h", "x_w"]);
     let [x, rows, partial] = ["x", "rows", "partial"].map(|name| call.pointer(name));
     let taps: i64 = axes.iter().map(|axis| axis.kernel).product();
-    let counts = axes.each_ref().map(|axis| axis.rows);
     let channels = groups * group_in;
     let mut sums = vec![0.0; (splits * taps * channels * group_out) as usize];
     let voxels = (0..n).flat_map(|n| every(axes.each_ref().map(|axis| axis.input)).map(move |i| (n, i)));
     for (voxel, (sample, i)) in (0..).zip(voxels) {
         let split = voxel / PIECE % splits;
-        let row = ((sample * counts[0] + i[0]) * counts[1] + i[1]) * counts[2] + i[2];
-        let of_x: Vec<f64> = (0..channels).map(|ci| machine.read(x, row * x_pitch + ci)).collect();
+        let from = sample * x_n + i[0] * x_d + i[1] * x_h + i[2] * x_w;
+        let of_x: Vec<f64> = (0..channels).map(|ci| machine.read(x, from + ci * x_c)).collect();
         for [t, class, row] in reads(&axes, sample, i) {
             for (ci, x) in (0..).zip(&of_x) {
                 let first = ((split * taps + t) * channels + ci) * group_out;
@@ -397,6 +399,7 @@ pub fn features(call: &Call<'_>, machine: &Machine) -> Vec<&'static str> {
         }
         "shuffle_gradient" => shuffle_gradient::features(call, machine),
         "weight_gradient" => weight_gradient::features(call),
+        "weight_gradient_lines" => weight_gradient_lines::features(call),
         "direct_input_gradient" | "direct_weight_gradient" => {
             let input = call.kernel() == "direct_input_gradient";
             let done = !stands(call, machine);

@@ -36,6 +36,7 @@ const SOURCES: [(&str, &str); 27] = [
     ("shuffle_gradient", include_str!("../../../../volup-kernels/src/cuda/shuffle_gradient.cu")),
     ("shuffle_wgmma", include_str!("../../../../volup-kernels/src/cuda/shuffle_wgmma.cu")),
     ("weight_gradient", include_str!("../../../../volup-kernels/src/cuda/weight_gradient.cu")),
+    ("weight_gradient_lines", include_str!("../../../../volup-kernels/src/cuda/weight_gradient_lines.cu")),
     ("weight_gradient_sum", include_str!("../../../../volup-kernels/src/cuda/weight_gradient_sum.cu")),
 ];
 
@@ -189,6 +190,7 @@ fn declared_in_cuda(variant: &Variant, source: &'static str) -> Signature {
         "shuffle_gradient" => vec!["KIND", "ROWS"],
         "shuffle_wgmma" => vec!["KIND", "MODE"],
         "weight_gradient" => vec!["KIND", "WARP_M", "WARP_N", "WARPS_M", "WARPS_N", "TAPS", "CTAS"],
+        "weight_gradient_lines" => vec!["KIND", "MI", "NC"],
         _ => vec!["KIND"],
     };
     Signature { types, sizes, parameters }

@@ -217,18 +217,26 @@ fn own() -> impl Iterator<Item = Case> {
     ROWS.iter().map(|(line, why)| Case::parse("training", line, why).expect("a valid case"))
 }
 
-/// A device's kernels with one tile of `weight_gradient` of each kind of numbers alone, or for 0 with all.
+/// A device's kernels with one that multiplies gradients for the weight's of each kind of numbers alone, a tile of
+/// `weight_gradient`, then none, then `weight_gradient_lines`; or for 0 with all.
 fn with_tile(variants: &[Variant], tile: usize) -> Vec<&Variant> {
     let of_kind = |variant: &Variant| (variant.entry, variant.types, variant.param("KIND"));
     let kept = |&(at, variant): &(usize, &Variant)| {
         let before = variants[..at].iter().filter(|other| of_kind(other) == of_kind(variant));
-        variant.entry != "weight_gradient" || tile == 0 || before.count() + 1 == tile
+        let before = match variant.entry {
+            "weight_gradient" => before.count() + 1,
+            "weight_gradient_lines" => before.count() + TILES + 2,
+            _ => tile,
+        };
+        tile == 0 || before == tile
     };
     variants.iter().enumerate().filter(kept).map(|(_, variant)| variant).collect()
 }
 
 /// The most tiles of `weight_gradient` that there are for a kind of numbers.
 const TILES: usize = 5;
+/// The most kernels of `weight_gradient_lines`.
+const LINES: usize = 2;
 
 /// How a case is run: in turn with each pair of formats, with all tiles, each alone and none, and each family for the
 /// input's gradient.
@@ -242,7 +250,7 @@ impl Turn {
     pub fn new(turn: usize) -> Turn {
         let formats = [turn % 2, turn / 2 % 2].map(|format| FORMATS[format]);
         let algorithm = Algorithm::ALL.get(turn / 4 % (Algorithm::ALL.len() + 1)).copied();
-        Turn { formats, tile: turn % (TILES + 2), algorithm }
+        Turn { formats, tile: turn % (TILES + LINES + 2), algorithm }
     }
 }
 
@@ -291,10 +299,14 @@ fn check_all(dtype: DType, precision: Precision, first: usize) -> BTreeSet<&'sta
 fn gradients_of_f32_are_those_of_the_definition() {
     let mut found = check_all(DType::F32, Precision::Ieee, 0);
     found.extend(check_all(DType::F32, Precision::Tf32, 1));
+    // Those of lines have a test of their own.
+    found.retain(|what| !what.starts_with("by lines: "));
     let (tiles, found): (BTreeSet<_>, BTreeSet<_>) =
         found.into_iter().partition(|what| what.starts_with("weight_gradient_"));
     let all = variants_for(devices()[1].arch);
-    let of_f32 = all.iter().filter(|variant| variant.entry == "weight_gradient" && variant.types.is_empty());
+    let of_f32 = all.iter().filter(|variant| {
+        ["weight_gradient", "weight_gradient_lines"].contains(&variant.entry) && variant.types.is_empty()
+    });
     assert_eq!(tiles, of_f32.map(|variant| variant.name).collect());
     let expected = [
         "a chunk without elements",

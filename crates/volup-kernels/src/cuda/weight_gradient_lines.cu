@@ -1,0 +1,508 @@
+// The gradient of the weight on Hopper's matrix instructions, from the input as it lies and rows of `gradient_rows` of the
+// output's gradient.
+//
+// `C[channel of the input][channel of the gradient] = sum over the input's voxels of X[voxel][.] * G[row of the voxel + shift][.]`
+// for each tap: what a tap reads is `m` times a constant number of rows further on than the voxel's own row, in the channels of
+// its class. Only the input's voxels are added up, not the rows between them.
+//
+// # How
+//
+// Voxels come by lines along width, cut in strips of `steps` steps of K (16 voxels, or 8 of 32 bits); what is past the end of a
+// line is zero in X. Of one pair of channel tiles a block has TAPS = 9 neighbouring taps of one plane of the kernel, three
+// for each of its three warpgroups, over a share of all lines. Neighbouring lines of the input read neighbouring lines of G, so
+// that each line of both is copied once for all nine: shared memory holds two rings of lines. A fourth warpgroup fills
+// them, as far ahead as there is room.
+//
+// - **X** is operand A, 64 channels an instruction, from registers: shared memory holds it by channels or by voxels, as
+//   the tensor does (`last`: channels together).
+// - **G** is operand B. Of 16 bits: panels of 8 channels, a row 16 bytes, columns side by side, so that a tap starts at any
+//   row. Instructions for float32 want what is added up side by side, four rows in 16 bytes, which a tap's start would have
+//   to be a multiple of: there a line is stored once for each tap along width, turned on the way through registers.
+//
+// What of a tile is no channel of the group, and what of a block is no tap, is dropped at the end.
+//
+// # Numbers
+//
+// `KIND` 0, f16 or bf16; 1, float32, X rounded to tf32 here, G already; 3, float32 as two tf32, whose products of a line are
+// added to float32 registers. Sums of a block's share of the lines, to be added up by `weight_gradient_sum`.
+//
+// # What it takes
+//
+// Parameters: `x`, `rows` (multiples of 16 bytes), `partial` (as `direct_weight_gradient` has it, a share a split), `control`
+// (the word of the input's largest magnitude, as bits of float32); i32: `batch`, `depth`, `height`, `width` (of the input),
+// `strips`, `steps` (of a strip, at most 16), `pitch` (elements of a row), `groups`, `group_in`, `group_out`, `slots`; of depth,
+// height, width: rows, `apart` (rows from one tap of a class to its next), kernel, classes, step; `x_slots`, `g_slots` (lines
+// that the rings hold: at least 3, and of G as many more as the taps of a block are lines apart), `share` (lines); i64: strides of
+// `x`: n, c, d, h, w. Channels or voxels of a line lie together, the other strides are multiples of 16 bytes, so is a line of
+// voxels. `group_out`, `slots` and `pitch` are multiples of 8 of 16 bits, of 2 else, where (kernel_w - 1) / step_w * apart_w is at
+// most HALO. The lines and the rows of all samples are fewer than 2^30.
+//
+// Threads: 512. Grid: (ceil(kernel_h * kernel_w / TAPS) * kernel_d * tiles of NC channels of G * tiles of 64*MI of X * groups,
+// splits), in this order, the first fastest. Bytes of dynamic shared memory: 1024, then g_slots lines of G, then x_slots of X.
+// A line of G has, of 16 bits, classes_h * classes_w * NC / 8 panels of 16 * (16 * steps + span | 1) bytes, `span` being
+// (kernel_w - 1) / step_w * apart_w; else PARTS * classes_h * kernel_w * 2 * steps * NC * 16. One of X has 64 * MI * (32 * steps +
+// 16) bytes, `last` 32 * steps / SIZE * (64 * MI * SIZE + PAD).
+
+#include "digits.cuh"
+#include "mma.cuh"
+#include "operand.cuh"
+#include "register_operand.cuh"
+
+#if !defined(MI) || !defined(NC)
+#error "MI: 64 channels of the input; NC: channels of the gradient of a tap"
+#endif
+
+constexpr int WARPGROUPS = 3, OWN = 3, TAPS = WARPGROUPS * OWN, FILLERS = 128, CONSUMERS = 128 * WARPGROUPS, THREADS = CONSUMERS + FILLERS;
+/// Channels of G that a thread turns at once: neighbours, which then are so many columns apart.
+constexpr int WIDE = KIND == 1 ? 2 : 1, COLUMNS = NC / WIDE;
+constexpr int SIZE = sizeof(Element), STEP = 32 / SIZE, CHANNELS = 64 * MI, HALO = 2;
+/// Threads that fill a line of X, and copies of a thread without a loop.
+constexpr int X_FILLERS = KIND == 0 ? FILLERS : 32, AT_ONCE = KIND == 0 ? 4 : 2;
+/// Bytes after a voxel's channels, such that reads of a warp meet no bank conflict.
+constexpr int PAD = KIND == 0 ? 16 : 32;
+constexpr int CONSUMER_REGISTERS = KIND == 0 ? 144 : 136, FILLER_REGISTERS = KIND == 0 ? 80 : 104;
+static_assert(PARTS * MI * NC <= 64, "the accumulators of three taps fit in registers");
+
+/// A place in a ring of barriers and memory.
+struct Place {
+    int at = 0, phase;
+    __device__ __forceinline__ explicit Place(int phase) : phase(phase) {}
+    __device__ __forceinline__ void advance(int count) {
+        if (++at == count) at = 0, phase ^= 1;
+    }
+};
+
+/// Lines that follow each other along height.
+struct Run {
+    int n, d, strip, h, length;
+    __device__ __forceinline__ Run(int line, int last, int strips, int depth, int height) {
+        Digits<int> digits = {line};
+        h = digits.next(height);
+        strip = digits.next(strips);
+        d = digits.next(depth);
+        n = digits.rest;
+        length = min(height - h, last - line);
+    }
+};
+
+/// Copies 16 bytes so many times, of rows that are `every` apart; of rows past those that are left it writes zeros.
+__device__ __forceinline__ void copy_rows(unsigned to, int to_step, const Element *from, long long step, int copies, int left, int every) {
+#pragma unroll 1
+    for (int k = 0; k < copies; k += AT_ONCE)
+#pragma unroll
+        for (int e = 0; e < AT_ONCE; e++) {
+            if (k + e < copies) asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(left > 0 ? 16 : 0) : "memory");
+            to += to_step;
+            from += step;
+            left -= every;
+        }
+}
+
+/// What a thread that fills the rings has of a line of G whose rows are turned: eight rows of its channels, and those
+/// after them that later taps read; where they go, and for which tap along width first.
+struct Piece {
+    float v[WIDE][8 + HALO];
+    /// In one register: places are multiples of 16 below 2^18.
+    int packed;
+    __device__ __forceinline__ int at() const { return (packed & 0x3fff) * 16; }
+    __device__ __forceinline__ int tw() const { return packed >> 14; }
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) weight_gradient_lines(
+    const Element *x, const Element *rows, float *partial, unsigned *control, int batch, int depth, int height, int width, int strips, int steps,
+    int pitch, int groups, int group_in, int group_out, int slots, int rows_d, int apart_d, int kernel_d, int classes_d, int step_d, int rows_h,
+    int apart_h, int kernel_h, int classes_h, int step_h, int rows_w, int apart_w, int kernel_w, int classes_w, int step_w, int x_slots,
+    int g_slots, int share, long long x_n, long long x_c, long long x_d, long long x_h, long long x_w) {
+    extern __shared__ __align__(128) char memory[];
+    const int lines = batch * depth * strips * height, first_line = blockIdx.y * share, last_line = min(first_line + share, lines);
+    const int in_tiles = (group_in + CHANNELS - 1) / CHANNELS, out_tiles = (group_out + NC - 1) / NC, plane = kernel_h * kernel_w;
+    Digits<int> digits = {(int)blockIdx.x};
+    const int tap0 = digits.next((plane + TAPS - 1) / TAPS) * TAPS, td = digits.next(kernel_d);
+    const int co0 = digits.next(out_tiles) * NC, ci0 = digits.next(in_tiles) * CHANNELS, group = digits.rest;
+    // Lines of G from the first that a line of the input reads to the last.
+    const int low = tap0 / kernel_w / step_h * apart_h, span = (min(tap0 + TAPS, plane) - 1) / kernel_w / step_h * apart_h - low;
+    const int line_rows = STEP * steps + (kernel_w - 1) / step_w * apart_w;
+    const int panel = KIND == 0 ? 16 * (line_rows | 1) : 16 * NC, panels = KIND == 0 ? NC / 8 : 2 * steps;
+    const int part_bytes = classes_h * (KIND == 0 ? classes_w : kernel_w) * panels * panel, g_bytes = PARTS * part_bytes;
+    const bool last = x_c == 1;
+    const int x_pitch = last ? CHANNELS * SIZE + PAD : 32 * steps + 16, x_bytes = x_pitch * (last ? STEP * steps : CHANNELS);
+    const unsigned full_g = shared(memory), empty_g = full_g + 8 * g_slots, full_x = empty_g + 8 * g_slots, empty_x = full_x + 8 * x_slots;
+    const unsigned ring_g = shared(memory) + 1024, ring_x = ring_g + g_slots * g_bytes;
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < g_slots; i++) {
+            barrier_init(full_g + 8 * i, FILLERS);
+            barrier_init(empty_g + 8 * i, CONSUMERS / 32);
+        }
+        for (int i = 0; i < x_slots; i++) {
+            barrier_init(full_x + 8 * i, X_FILLERS);
+            barrier_init(empty_x + 8 * i, CONSUMERS / 32);
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+
+    if (threadIdx.x >= CONSUMERS) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(FILLER_REGISTERS));
+        // Of few warps each instruction takes its full latency: nothing is divided for each line.
+        const int thread = threadIdx.x - CONSUMERS;
+        Place to_g(1), to_x(1);
+        const Element *const own_x = x + (group * group_in + ci0) * x_c;
+        // A line of the input from a place on, of a strip that starts at a voxel: a thread copies the same 16 bytes of every so many
+        // channels, or voxels.
+        const auto fill_x = [&](const Element *from, int w0) {
+            int own = thread;
+            // Of a single warp's lanes; which ones these are is worked out each time, for the registers.
+            if (X_FILLERS == 32) asm volatile("mov.u32 %0, %%laneid;" : "=r"(own));
+            const int per = last ? CHANNELS * SIZE / 16 : 2 * steps, apart = X_FILLERS / per, count = last ? STEP * steps : CHANNELS;
+            const int row = own / per, first = row < apart ? row : count, minor = (own - row * per) * (16 / SIZE);
+            const int left = (last ? ci0 + minor < group_in : w0 + minor < width) ? (last ? width - w0 : group_in - ci0) : 0;
+            const long long stride = last ? x_w : x_c;
+            barrier_wait(empty_x + 8 * to_x.at, to_x.phase);
+            copy_rows(ring_x + to_x.at * x_bytes + first * x_pitch + minor * SIZE, apart * x_pitch, from + first * stride + minor, apart * stride,
+                      (count - first + apart - 1) / apart, left - first, apart);
+        };
+        const Element *const own_g = rows + group * slots + td % step_d * classes_h * classes_w * group_out + co0;
+        // The first row of G and the first voxel of a run.
+        const auto rows_of = [&](const Run &run) {
+            const long long line = ((long long)run.n * rows_d + run.d + td / step_d * apart_d) * rows_h + run.h + low;
+            return (line * rows_w + run.strip * STEP * steps) * pitch;
+        };
+        const auto voxels_of = [&](const Run &run) { return run.n * x_n + run.d * x_d + run.h * x_h + run.strip * STEP * steps * x_w; };
+#if KIND == 0
+        // Copies that the barrier counts when they are done.
+        const auto arrive = [](unsigned barrier) { asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory"); };
+        constexpr int VECTOR = 16 / SIZE, PER = NC / VECTOR, ROWS = FILLERS / PER;
+        const int c = thread % PER * VECTOR, row0 = thread / PER, classes = classes_h * classes_w, copies = (line_rows - row0 + ROWS - 1) / ROWS;
+#pragma unroll 1
+        for (int line = first_line; line < last_line;) {
+            const Run run(line, last_line, strips, depth, height);
+            const int w0 = run.strip * STEP * steps, left = (co0 + c < group_out ? rows_w - w0 : 0) - row0;
+            const Element *of_line = own_g + rows_of(run) + c + row0 * (long long)pitch, *of_x = own_x + voxels_of(run);
+#pragma unroll 1
+            for (int i = 0; i < run.length + span; i++) {
+                const Element *from = of_line;
+                unsigned to = ring_g + to_g.at * g_bytes + thread % PER * panel + row0 * 16;
+                barrier_wait(empty_g + 8 * to_g.at, to_g.phase);
+#pragma unroll 1
+                for (int j = 0; j < classes; j++) {
+                    copy_rows(to, ROWS * 16, from, ROWS * (long long)pitch, copies, left, ROWS);
+                    from += group_out;
+                    to += PER * panel;
+                }
+                arrive(full_g + 8 * to_g.at);
+                to_g.advance(g_slots);
+                of_line += (long long)rows_w * pitch;
+                if (i >= span) {
+                    fill_x(of_x, w0);
+                    arrive(full_x + 8 * to_x.at);
+                    to_x.advance(x_slots);
+                    of_x += x_h;
+                }
+            }
+            line += run.length;
+        }
+#else
+        // Pieces of lines in their order, each loaded some before it is stored: eight rows of WIDE channels, then those of the
+        // next. A thread keeps to its channels.
+        constexpr int AHEAD = 2, OCTETS = FILLERS / COLUMNS;
+        const int c = thread % COLUMNS, octet0 = thread / COLUMNS, octets = classes_h * classes_w * steps, turns = (octets + OCTETS - 1) / OCTETS;
+        const int row_bytes = panels * panel, warp = __shfl_sync(0xffffffffu, thread / 32, 0);
+        Piece held[AHEAD];
+        // The barrier of the line of X whose copies are on their way.
+        unsigned owed_x = 0;
+        const auto settle = [&]() {
+            if (owed_x == 0) return;
+            asm volatile("cp.async.wait_all;" ::: "memory");
+            barrier_arrive(owed_x);
+            owed_x = 0;
+        };
+        // The next piece to be loaded, and how many there have been; what follows from this thread's octet alone.
+        int line = first_line, i = 0, turn = 0, loaded = 0, stored = 0, store_turn = 0, lines_x = 0;
+        int octet = octet0, j = octet0 / steps, in_class = octet0 - j * steps;
+        Run run(line, last_line, strips, depth, height);
+        long long of_line = rows_of(run), of_x = voxels_of(run);
+        const auto load_next = [&](Piece &to) {
+            if (line >= last_line) return;
+            const int left = octet < octets && co0 + WIDE * c < group_out ? rows_w - (run.strip * steps + in_class) * 8 : 0;
+            const float *from = own_g + of_line + (WIDE * c + j * group_out + in_class * 8 * pitch);
+#pragma unroll
+            for (int row = 0; row < 8 + HALO; row++) {
+#if KIND == 1
+                const float2 both = row < left ? __ldg((const float2 *)(from + row * pitch)) : make_float2(0.0f, 0.0f);
+                to.v[0][row] = both.x;
+                to.v[1][row] = both.y;
+#else
+                to.v[0][row] = row < left ? __ldg(from + row * pitch) : 0.0f;
+#endif
+            }
+            const int jh = classes_w == 1 ? j : j / classes_w, jw = j - jh * classes_w;
+            to.packed = octet < octets ? jw << 14 | (jh * kernel_w * row_bytes / 16 + in_class * 2 * NC + c) : kernel_w << 14;
+            octet += OCTETS;
+            in_class += OCTETS;
+            while (in_class >= steps) in_class -= steps, j++;
+            loaded++;
+            if (++turn < turns) return;
+            turn = 0;
+            octet = octet0;
+            j = octet0 / steps;
+            in_class = octet0 - j * steps;
+            of_line += (long long)rows_w * pitch;
+            if (i >= span) {
+                // Each warp has every fourth line of X.
+                if (++lines_x % (FILLERS / X_FILLERS) == warp) {
+                    fill_x(own_x + of_x, run.strip * STEP * steps);
+                    owed_x = full_x + 8 * to_x.at;
+                }
+                to_x.advance(x_slots);
+                of_x += x_h;
+            }
+            if (++i < run.length + span) return;
+            i = 0;
+            line += run.length;
+            run = Run(line, last_line, strips, depth, height);
+            of_line = rows_of(run);
+            of_x = voxels_of(run);
+        };
+        const auto store = [&](Piece &from) {
+            if (store_turn == 0) barrier_wait(empty_g + 8 * to_g.at, to_g.phase);
+            const unsigned at = ring_g + to_g.at * g_bytes + from.at();
+            // Of two parts the high one first, the other then takes its place.
+#pragma unroll
+            for (int part = 0; part < PARTS; part++) {
+                int tw = from.tw(), next_shift = 0;
+                unsigned to = at + part * part_bytes + tw * row_bytes, v[WIDE][8 + HALO];
+#pragma unroll
+                for (int one = 0; one < WIDE; one++)
+#pragma unroll
+                    for (int e = 0; e < 8 + HALO; e++) {
+                        unsigned low;
+                        v[one][e] = __float_as_uint(from.v[one][e]);
+                        if (PARTS == 2 && part == 0) {
+                            part_tf32(v[one][e], low);
+                            from.v[one][e] = __uint_as_float(low);
+                        }
+                    }
+#pragma unroll
+                for (int shift = 0; shift <= HALO; shift++) {
+                    if (shift != next_shift || tw >= kernel_w) continue;
+#pragma unroll
+                    for (int one = 0; one < WIDE; one++)
+#pragma unroll
+                        for (int e = shift; e < shift + 8; e += 4)
+                            asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(to + e / 4 * 16 * NC + one * 16 * COLUMNS), "r"(v[one][e]),
+                                         "r"(v[one][e + 1]), "r"(v[one][e + 2]), "r"(v[one][e + 3])
+                                         : "memory");
+                    tw += step_w;
+                    next_shift += apart_w;
+                    to += step_w * row_bytes;
+                }
+            }
+            stored++;
+            if (++store_turn < turns) return;
+            store_turn = 0;
+            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+            barrier_arrive(full_g + 8 * to_g.at);
+            to_g.advance(g_slots);
+        };
+#pragma unroll
+        for (int k = 0; k < AHEAD - 1; k++) {
+            load_next(held[k]);
+            settle();
+        }
+#pragma unroll 1
+        while (stored < loaded) {
+#pragma unroll
+            for (int k = 0; k < AHEAD; k++) {
+                load_next(held[(k + AHEAD - 1) % AHEAD]);
+                if (stored < loaded) store(held[k]);
+                settle();
+            }
+        }
+#endif
+        asm volatile("cp.async.wait_all;" ::: "memory");
+        return;
+    }
+
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
+    const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0), warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
+    const int g = lane / 4, t = lane % 4;
+    // In steps of 16 bytes, as the instructions count: of each tap its line after a voxel's first, and where that starts; a line, all
+    // lines, and a step of K.
+    unsigned place_of[OWN];
+#pragma unroll
+    for (int i = 0; i < OWN; i++) {
+        const int tap = tap0 + warpgroup * OWN + i < plane ? tap0 + warpgroup * OWN + i : tap0, th = tap / kernel_w, tw = tap - th * kernel_w;
+        const int start = KIND == 0 ? (th % step_h * classes_w + tw % step_w) * panels * panel + tw / step_w * apart_w * 16
+                                    : (th % step_h * kernel_w + tw) * panels * panel;
+        place_of[i] = ((th / step_h * apart_h - low) * g_bytes + start) / 16;
+    }
+    const unsigned g_line = g_bytes / 16, g_ring = g_slots * g_line, g_step = KIND == 0 ? 16 : 2 * NC;
+    // Of 16 bits columns lie in panels, in which what is added up follows row by row; else rows.
+    const unsigned low_word = ring_g >> 4 | (KIND == 0 ? 8 : NC) << 16, high_word = KIND == 0 ? panel >> 4 : 8;
+    // Where this thread reads X, and how far the next step and the next 64 channels are.
+    const int by_voxels = KIND == 0 ? (lane % 8 + lane / 16 * 8) * x_pitch + (warp * 16 + lane / 8 % 2 * 8) * 2 : t * x_pitch + (warp * 16 + g) * 4;
+    const int own = last ? by_voxels : (warp * 16 + lane % 8 + lane / 8 % 2 * 8) * x_pitch + lane / 16 * 16;
+    const int next_step = last ? STEP * x_pitch : 32, next_slab = last ? 64 * SIZE : 64 * x_pitch;
+    float sum[OWN][MI][NC / 2] = {};
+#if KIND == 3
+    float product[OWN][MI][NC / 2];
+#endif
+    unsigned most = 0;
+    Place of_g(0), of_x(0);
+    // The line of G that is given back next, and where the one lies that a line of the input reads first.
+    int given = 0;
+    unsigned head = 0;
+    const auto release = [&]() {
+        if (lane == 0) barrier_arrive(empty_g + 8 * given);
+        if (++given == g_slots) given = 0;
+    };
+    const auto release_x = [&]() {
+        if (lane == 0) barrier_arrive(empty_x + 8 * (of_x.at == 0 ? x_slots - 1 : of_x.at - 1));
+    };
+    const bool watches = warpgroup == 0 && tap0 == 0 && td == 0 && co0 == 0;
+    const auto await_g = [&]() {
+        barrier_wait(full_g + 8 * of_g.at, of_g.phase);
+        of_g.advance(g_slots);
+    };
+    // One step of K, and on to the next.
+    const auto step = [&](unsigned (&a)[PARTS][MI][4], unsigned &from, unsigned (&b)[OWN], bool fresh) {
+#pragma unroll
+        for (int i = 0; i < MI; i++) {
+            const unsigned at = from + i * next_slab;
+#if KIND == 0
+            if (last)
+                load_transposed(a[0][i], at);
+            else
+                load_matrices(a[0][i], at);
+#else
+            if (last) {
+#pragma unroll
+                for (int e = 0; e < 4; e++)
+                    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(a[0][i][e]) : "r"(at + e % 2 * 32 + e / 2 * 4 * x_pitch));
+            } else {
+                load_matrices(a[0][i], at);
+            }
+#endif
+        }
+        from += next_step;
+        if (watches) {
+#pragma unroll
+            for (int i = 0; i < MI; i++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) most = KIND == 0 ? __vmaxu2(most, a[0][i][e] & 0x7fff7fffu) : max(most, a[0][i][e] & 0x7fffffffu);
+        }
+#if KIND != 0
+#pragma unroll
+        for (int i = 0; i < MI; i++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                // The instructions cut off what tf32 does not hold.
+                if (KIND == 1) a[0][i][e] += 0x1000u;
+                if (KIND == 3) part_tf32(a[0][i][e], a[PARTS - 1][i][e]);
+            }
+#endif
+        matrix_fence();
+#pragma unroll
+        for (int i = 0; i < OWN; i++) {
+            const unsigned long long high = (unsigned long long)high_word << 32 | b[i];
+#pragma unroll
+            for (int m = 0; m < MI; m++) {
+#if KIND == 3
+                const unsigned long long low = (unsigned long long)high_word << 32 | (b[i] + part_bytes / 16);
+                multiply(product[i][m], a[1][m], high, !fresh);
+                multiply(product[i][m], a[0][m], low, 1);
+                multiply(product[i][m], a[0][m], high, 1);
+#else
+                multiply<KIND == 0>(sum[i][m], a[0][m], high, 1);
+#endif
+            }
+            b[i] += g_step;
+        }
+        matrix_commit();
+    };
+    // A line is given back when instructions of the next one have started, so that there are always some on their way.
+    constexpr bool LATE = KIND == 0;
+    // Where registers suffice operands are loaded while the instructions before are on their way.
+    constexpr int BUFFERS = KIND == 0 || KIND == 1 && MI == 1 ? 2 : 1;
+    unsigned a[BUFFERS][PARTS][MI][4];
+#pragma unroll 1
+    for (int line = first_line; line < last_line;) {
+        const Run run(line, last_line, strips, depth, height);
+        line += run.length;
+#pragma unroll 1
+        for (int i = 0; i < span; i++) await_g();
+#pragma unroll 1
+        for (int h = 0; h < run.length; h++) {
+            await_g();
+            barrier_wait(full_x + 8 * of_x.at, of_x.phase);
+#if KIND == 0
+            // What copies have written the matrix instructions may read.
+            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+            unsigned b[OWN];
+#pragma unroll
+            for (int i = 0; i < OWN; i++) b[i] = min(head + place_of[i], head + place_of[i] - g_ring) + low_word;
+            head += g_line;
+            if (head == g_ring) head = 0;
+            unsigned from = ring_x + of_x.at * x_bytes + own;
+            int left = steps;
+            if (BUFFERS == 2) {
+#pragma unroll 1
+                for (; left > 1; left -= 2) {
+                    step(a[0], from, b, false);
+                    matrix_wait<1>();
+                    step(a[BUFFERS - 1], from, b, false);
+                    matrix_wait<1>();
+                }
+            }
+#pragma unroll 1
+            for (; left > 0; left--) {
+                step(a[0], from, b, left == steps);
+                matrix_wait<0>();
+            }
+#if KIND == 3
+#pragma unroll
+            for (int i = 0; i < OWN; i++)
+#pragma unroll
+                for (int m = 0; m < MI; m++)
+#pragma unroll
+                    for (int j = 0; j < NC / 2; j++) sum[i][m][j] += product[i][m][j];
+#endif
+            if (LATE ? h > 0 : true) {
+                if (!LATE) matrix_wait<0>();
+                if (!LATE) of_x.advance(x_slots);
+                release_x();
+                release();
+            }
+            if (LATE) of_x.advance(x_slots);
+        }
+        if (LATE) {
+            matrix_wait<0>();
+            release_x();
+            release();
+        }
+#pragma unroll 1
+        for (int i = 0; i < span; i++) {
+            release();
+            head += g_line;
+            if (head == g_ring) head = 0;
+        }
+    }
+    matrix_wait<0>();
+    if (watches) raise(control, as_float32(Element{}, largest(Element{}, most)));
+
+    const int all_in = groups * group_in, taps = kernel_d * plane;
+#pragma unroll
+    for (int i = 0; i < OWN; i++) {
+        const int tap = tap0 + warpgroup * OWN + i;
+        if (tap >= plane) continue;
+        float *const to = partial + ((long long)blockIdx.y * taps + td * plane + tap) * all_in * group_out;
+#pragma unroll
+        for (int m = 0; m < MI; m++)
+#pragma unroll
+            for (int j = 0; j < NC / 2; j++) {
+                const int ci = ci0 + 64 * m + 16 * warp + g + j / 2 % 2 * 8, n = j / 4 * 8 + 2 * t + j % 2, co = co0 + n % COLUMNS * WIDE + n / COLUMNS;
+                if (ci < group_in && co < group_out) to[(long long)(group * group_in + ci) * group_out + co] = sum[i][m][j];
+            }
+    }
+}
