@@ -9,6 +9,8 @@ mod gradient;
 mod group_norm;
 mod group_norm_plans;
 mod halo;
+mod implicit;
+mod implicit_plans;
 mod interleave;
 mod machine;
 mod manifest;
@@ -151,6 +153,9 @@ fn fits(call: &Call<'_>, plan: &Plan, what: &str) {
     if call.kernel() == "shuffle_gemm" {
         shuffle::check(call);
     }
+    if call.kernel() == "implicit_gemm" {
+        implicit::check(call);
+    }
     if call.kernel().starts_with("group_") {
         group_norm::check(call);
     }
@@ -257,7 +262,7 @@ fn variants_fill_in_what_their_kernels_are_generic_over() {
 }
 
 /// Compile-time sizes that say how a kernel cuts its work, not what it can do.
-const TILES: [&str; 23] = [
+const TILES: [&str; 24] = [
     "B",
     "BC",
     "BK",
@@ -270,6 +275,7 @@ const TILES: [&str; 23] = [
     "NT",
     "POS_WARPS",
     "R",
+    "ROWS",
     "ROW_WARPS",
     "STAGES",
     "TAPS",

@@ -13,8 +13,6 @@ const CHUNK: i64 = 32;
 const UNIT: i64 = 16;
 /// Past what 32 bits count.
 const OVERFLOW: i64 = 1 << 31;
-/// Where partial statistics lie.
-const PARTS: [&str; 3] = ["part_mean", "part_m2", "part_count"];
 
 /// A row of the product and a position of the sample, as numbers in their blocks.
 type Place = [i64; 2];
@@ -122,7 +120,7 @@ pub fn extents(call: &Call<'_>) -> Vec<(&'static str, i64)> {
     match call.int("mode") {
         1 => {
             let count = layout.samples() * layout.groups * layout.places * layout.all_rows();
-            PARTS.map(|name| (name, count)).into()
+            norm::PARTIALS.map(|name| (name, count)).into()
         }
         2 => ["mean", "rstd"].map(|name| (name, layout.samples() * call.int("norm_groups"))).into(),
         _ => Vec::new(),
@@ -353,7 +351,7 @@ pub fn run(call: &Call<'_>, machine: &mut Machine) {
                 let (sample, place) = (of_place / layout.places, of_place % layout.places);
                 if let Some(row) = layout.row(row_block, row) {
                     let at = ((sample * layout.groups + group) * layout.places + place) * layout.all_rows();
-                    norm::put(call, machine, PARTS, at + row, values);
+                    norm::put(call, machine, norm::PARTIALS, at + row, values);
                 }
             }
         }
@@ -386,7 +384,11 @@ fn write(
     let value = |machine: &Machine, [row, position]: Place| {
         let output = outputs[row as usize].as_ref().expect("a row")[position as usize];
         let channel = layout.row(row_block, row).expect("a row") / layout.taps;
-        if call.int("mode") == 0 { output } else { normalized(call, machine, [sample, channel], output) }
+        if call.int("mode") == 0 {
+            output
+        } else {
+            norm::normalized(call, machine, [sample, channel])(output)
+        }
     };
     // How many are written at once.
     let together = match (whole, layout.last, w_stride) {
@@ -409,17 +411,4 @@ fn write(
             }
         }
     }
-}
-
-/// An output of a channel of a sample, normalized and through the activation behind.
-fn normalized(call: &Call<'_>, machine: &Machine, [sample, channel]: [i64; 2], output: f64) -> f64 {
-    let [norm_groups, group_channels] = call.ints(["norm_groups", "group_channels"]);
-    let group = sample * norm_groups + channel / group_channels;
-    let of_channel = |name: &str, or: f64| {
-        let pointer = call.pointer(name);
-        if machine.has(pointer.buffer) { machine.read(pointer, channel) } else { or }
-    };
-    let deviation = output - machine.read(call.pointer("mean"), group);
-    let scale = machine.read(call.pointer("rstd"), group) * of_channel("gamma", 1.0);
-    activate(call, deviation * scale + of_channel("beta", 0.0), ["post_activation", "post_slope"])
 }
