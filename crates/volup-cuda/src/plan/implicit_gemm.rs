@@ -83,7 +83,7 @@ impl fmt::Display for ImplicitGemm<'_> {
 }
 
 /// Inputs along an axis that outputs take, `count` of them from a multiple of the stride on.
-fn reached(axis: Axis, count: usize) -> usize {
+pub(super) fn reached(axis: Axis, count: usize) -> usize {
     let Axis { kernel, stride, padding, dilation, .. } = axis;
     let reach = (kernel - 1) * dilation;
     // Counted from `reach` inputs before the first.
@@ -91,7 +91,7 @@ fn reached(axis: Axis, count: usize) -> usize {
 }
 
 /// How many taps of an axis each residue of its outputs has.
-fn taps_of_residues(axis: Axis) -> Vec<usize> {
+pub(super) fn taps_of_residues(axis: Axis) -> Vec<usize> {
     let mut taps = vec![0; axis.stride];
     // Output `r` has tap `k` where r + padding = k*dilation, but for multiples of the stride.
     for k in 0..axis.kernel {
@@ -101,7 +101,7 @@ fn taps_of_residues(axis: Axis) -> Vec<usize> {
 }
 
 /// How many inputs the taps of two neighbouring outputs along width are at.
-fn offsets(axis: Axis) -> usize {
+pub(super) fn offsets(axis: Axis) -> usize {
     let mut at: Vec<i64> = (0..axis.kernel)
         .map(|k| {
             (axis.padding as i64 - (k * axis.dilation) as i64).div_euclid(2)
@@ -136,9 +136,17 @@ impl<'a> ImplicitGemm<'a> {
         let fits = counted(&geometry.input_shape()[1..])
             && counted(&geometry.output_shape()[1..])
             && counted(&geometry.conv().weight_shape());
-        let reach = width.kernel.checked_sub(1).and_then(|last| last.checked_mul(width.dilation));
-        let near =
-            width.padding <= 2 * MARGIN && reach.is_some_and(|reach| reach <= 2 * MARGIN + width.padding);
+        // What inputs of an output are found by: numbers up to a stride times the way from its first tap to its last.
+        let found = |axis: &Axis| {
+            let reach = product(&[axis.kernel - 1, axis.dilation])?;
+            let ahead = product(&[axis.stride, reach])?.checked_add(axis.padding)?;
+            let most = ahead.checked_add(axis.input.max(axis.output))?.max(axis.dilation);
+            (most <= MOST).then_some(reach)
+        };
+        let [Some(_), Some(_), Some(reach)] = geometry.axes().map(|axis| found(&axis)) else {
+            return Vec::new();
+        };
+        let near = width.padding <= 2 * MARGIN && reach <= 2 * MARGIN + 1 + width.padding;
         let ncdhw = [request.input_format, request.output_format] == [MemoryFormat::Contiguous; 2];
         let classes = product(&[depth.stride, height.stride]).is_some_and(|classes| classes <= MOST_CLASSES);
         if width.stride != 2 || width.kernel > MOST_WIDTH || !near || !fits || !ncdhw || !classes {

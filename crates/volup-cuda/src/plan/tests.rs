@@ -9,6 +9,8 @@ mod gradient;
 mod group_norm;
 mod group_norm_plans;
 mod halo;
+mod implicit;
+mod implicit_plans;
 mod interleave;
 mod machine;
 mod manifest;
@@ -153,6 +155,9 @@ fn fits(call: &Call<'_>, plan: &Plan, what: &str) {
     if ["shuffle_gemm", "shuffle_wgmma"].contains(&call.kernel()) {
         shuffle::check(call);
     }
+    if call.kernel() == "implicit_gemm" {
+        implicit::check(call);
+    }
     if call.kernel().starts_with("group_") {
         group_norm::check(call);
     }
@@ -259,7 +264,7 @@ fn variants_fill_in_what_their_kernels_are_generic_over() {
 }
 
 /// Compile-time sizes that say how a kernel cuts its work, not what it can do.
-const TILES: [&str; 23] = [
+const TILES: [&str; 24] = [
     "B",
     "BC",
     "BK",
@@ -272,6 +277,7 @@ const TILES: [&str; 23] = [
     "NT",
     "POS_WARPS",
     "R",
+    "ROWS",
     "ROW_WARPS",
     "STAGES",
     "TAPS",

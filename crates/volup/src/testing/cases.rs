@@ -154,6 +154,7 @@ const ROWS: &[(&str, &str, &str)] = &[
     // Sizes.
     ("w-65", "2x2x65, 3>5, k 3", "one past a row of 64"),
     ("w-127-s2", "1x3x127, 4>6, k 3, s 2, p 1", "an odd row with an even and an odd phase"),
+    ("w-36-s2", "n 2, 2x3x36, 3>5, k 3, s 2, p 1, op 1, bias, silu, gn 5, hardswish", "few channels, rows of whole vectors and one past 64 outputs"),
     ("w-300", "1x2x300, 4>3, k 1x3x5, p 0x1x2", "rows longer than any tile"),
     ("w-1", "5x7x1, 4>6, k 3, s 2, p 1, op 1", "rows of one voxel: vectors along width are empty"),
     ("h-1", "5x1x7, 4>6, k 3, s 2, p 1", "planes of one row"),
@@ -162,6 +163,7 @@ const ROWS: &[(&str, &str, &str)] = &[
     ("k-over-input", "2x3x2, 4>6, k 5x7x5", "the kernel is larger than the input: edges everywhere"),
     ("k-over-input-p", "2x3x2, 4>6, k 5, p 2", "the same, cropped to the input's size"),
     ("batch-5", "n 5, 2x3x2, 3>4, k 3", "a batch that splits unevenly over threads"),
+    ("batch-90-groups", "n 90, 1x2x3, 3>6, k 3, s 2, p 1, g 3, bias, relu, gn 3", "more samples and groups than a GPU has blocks at once"),
     ("batch-0", "n 0, 2x3x2, 3>4, k 3, bias", "an empty batch gives an empty output, not an error"),
     ("batch-0-block", "n 0, 2x3x2, 3>4, k 3, relu, gn 2, channels_last_3d", "nor does normalizing nothing"),
     ("unbatched", "unbatched, 3x4x5, 4>6, k 3, s 2, bias", "an input without a batch dimension gives an output without one"),

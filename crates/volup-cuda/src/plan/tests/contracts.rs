@@ -7,6 +7,7 @@ use super::boxes;
 use super::gradient;
 use super::group_norm;
 use super::halo;
+use super::implicit;
 use super::interleave;
 use super::machine::{Call, Machine, Pointer};
 use super::norm;
@@ -52,6 +53,7 @@ pub fn run(call: &Call<'_>, machine: &mut Machine) {
         name if name.starts_with("box_") => boxes::run(call, machine),
         name if name.starts_with("halo_") => halo::run(call, machine),
         "shuffle_gemm" | "shuffle_wgmma" => shuffle::run(call, machine),
+        "implicit_gemm" => implicit::run(call, machine),
         name if name.starts_with("interleave_") => interleave::run(call, machine),
         name if name.starts_with("group_") => group_norm::run(call, machine),
         _ if call.variant.family == "gradient" => gradient::run(call, machine),
@@ -94,6 +96,7 @@ pub fn extents(call: &Call<'_>) -> Vec<(Pointer, i64)> {
         name if name.starts_with("group_") => found = group_norm::extents(call),
         name if name.starts_with("box_") => found = boxes::extents(call),
         "shuffle_gemm" | "shuffle_wgmma" => found = shuffle::extents(call),
+        "implicit_gemm" => found = implicit::extents(call),
         _ if call.variant.family == "gradient" => found = gradient::extents(call),
         name if name.starts_with("halo_") => found.extend(halo::extents(call)),
         name if name.starts_with("interleave_") => found.extend(interleave::extents(call)),

@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 const VARIANTS: &str = include_str!("../../../../volup-kernels/variants.toml");
 
 /// The kernels' files by family; those in CUDA C++ by kernel.
-const SOURCES: [(&str, &str); 27] = [
+const SOURCES: [(&str, &str); 29] = [
     ("block_output", include_str!("../../../../volup-kernels/src/cuda/block_output.cu")),
     ("box_gemm", include_str!("../../../../volup-kernels/src/cuda/box_gemm.cu")),
     ("box_pack_weight", include_str!("../../../../volup-kernels/src/cuda/box_pack_weight.cu")),
@@ -28,6 +28,7 @@ const SOURCES: [(&str, &str); 27] = [
     ("halo_gemm", include_str!("../../../../volup-kernels/src/cuda/halo_gemm.cu")),
     ("halo_pack_input", include_str!("../../../../volup-kernels/src/cuda/halo_pack_input.cu")),
     ("halo_pack_weight", include_str!("../../../../volup-kernels/src/cuda/halo_pack_weight.cu")),
+    ("implicit_gemm", include_str!("../../../../volup-kernels/src/cuda/implicit_gemm.cu")),
     ("interleave", include_str!("../../../../volup-kernels/src/interleave.rs")),
     ("linear_gemm", include_str!("../../../../volup-kernels/src/linear_gemm.rs")),
     ("norm", include_str!("../../../../volup-kernels/src/norm.rs")),
@@ -181,6 +182,7 @@ fn declared_in_cuda(variant: &Variant, source: &'static str) -> Signature {
         "halo_gemm" if short => vec!["KIND", "BN", "MI", "CTAS", "WGS", "SHORT"],
         "halo_gemm" => vec!["KIND", "BN", "MI", "CTAS", "WGS"],
         "box_gemm" => vec!["KIND", "MT", "NT", "WARPS", "CTAS"],
+        "implicit_gemm" => vec!["KIND", "MT", "ROWS", "CTAS"],
         "group_scale" | "group_statistics" => vec!["KIND", "LAST"],
         "shuffle_gemm" => {
             vec!["KIND", "NORM", "LAST", "STAGES", "WARP_ROWS", "WARP_POS", "ROW_WARPS", "POS_WARPS", "CTAS"]

@@ -1,10 +1,13 @@
 //! What the kernels of the group normalization do, given their arguments.
 
-use super::contracts::activate;
+use super::contracts::{activate, activation};
 use super::machine::{Call, Machine, Pointer};
+use volup::reference;
 
 /// Where partial statistics lie.
 pub const PARTS: [&str; 3] = ["mean", "m2", "count"];
+/// The same of kernels that take means and 1/sigmas too.
+pub const PARTIALS: [&str; 3] = ["part_mean", "part_m2", "part_count"];
 
 /// Does what a launch does.
 pub fn run(call: &Call<'_>, machine: &mut Machine) {
@@ -29,7 +32,7 @@ pub fn extents(call: &Call<'_>) -> Vec<(&'static str, i64)> {
                 .map(|axis| (call.int(&format!("{axis}s")) - 1) * call.int(&format!("{axis}_step")))
                 .iter()
                 .sum();
-            let parts = ["part_mean", "part_m2", "part_count"].map(|name| (name, last + call.int("columns")));
+            let parts = PARTIALS.map(|name| (name, last + call.int("columns")));
             let merged = ["mean", "rstd"].map(|name| (name, product(&["samples", "groups"])));
             parts.into_iter().chain(merged).collect()
         }
@@ -86,7 +89,7 @@ fn merge(call: &Call<'_>, machine: &mut Machine) {
         call.ints(["samples", "groups", "chunks", "repeats", "columns"]);
     let [sample_step, group_step, chunk_step, repeat_step] =
         call.ints(["sample_step", "group_step", "chunk_step", "repeat_step"]);
-    let parts = ["part_mean", "part_m2", "part_count"].map(|name| call.pointer(name));
+    let parts = PARTIALS.map(|name| call.pointer(name));
     for (sample, group) in (0..samples).flat_map(|sample| (0..groups).map(move |group| (sample, group))) {
         let (mut mean, mut m2, mut count) = (0.0, 0.0, 0.0);
         for (chunk, repeat) in (0..chunks).flat_map(|chunk| (0..repeats).map(move |repeat| (chunk, repeat))) {
@@ -125,5 +128,27 @@ fn apply(call: &Call<'_>, machine: &mut Machine) {
         let scale = machine.read(rstd, group) * affine(machine, gamma, channel, 1.0);
         let value = deviation * scale + affine(machine, beta, channel, 0.0);
         machine.write(y, at, activate(call, value, ["activation", "slope"]));
+    }
+}
+
+/// How outputs of a channel of a sample become normalized, and go through the activation behind.
+pub fn normalized(
+    call: &Call<'_>,
+    machine: &Machine,
+    [sample, channel]: [i64; 2],
+) -> impl Fn(f64) -> f64 + use<> {
+    let [norm_groups, group_channels] = call.ints(["norm_groups", "group_channels"]);
+    let group = sample * norm_groups + channel / group_channels;
+    let of_channel = |name: &str, or: f64| {
+        let pointer = call.pointer(name);
+        if machine.has(pointer.buffer) { machine.read(pointer, channel) } else { or }
+    };
+    let mean = machine.read(call.pointer("mean"), group);
+    let scale = machine.read(call.pointer("rstd"), group) * of_channel("gamma", 1.0);
+    let add = of_channel("beta", 0.0);
+    let function = activation(call, ["post_activation", "post_slope"]);
+    move |output| {
+        let value = (output - mean) * scale + add;
+        function.map_or(value, |function| reference::activation(function, value))
     }
 }

@@ -3,6 +3,7 @@
 use super::boxes;
 use super::contracts::{self, is_needed};
 use super::halo::rows_of_tile;
+use super::implicit;
 use super::machine::{Call, Machine};
 use super::manifest::{devices, variants_for};
 use super::shuffle;
@@ -111,6 +112,9 @@ pub fn features(plan: &Plan) -> BTreeSet<&'static str> {
     }
     for call in calls.iter().filter(|call| ["shuffle_gemm", "shuffle_wgmma"].contains(&call.kernel())) {
         found.extend(shuffle::features(call));
+    }
+    for call in calls.iter().filter(|call| call.kernel() == "implicit_gemm") {
+        found.extend(implicit::features(call));
     }
     found.extend(calls.iter().any(|call| call.kernel() == "fill_output").then_some("outputs apart"));
     let products = calls.iter().filter(|call| call.has("rows") && call.kernel().contains("_gemm"));

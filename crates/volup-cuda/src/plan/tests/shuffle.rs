@@ -16,8 +16,6 @@ const GROUPS: i64 = 4;
 const ROWS: i64 = 64;
 /// Past what 32 bits count.
 const OVERFLOW: i64 = 1 << 31;
-/// Where partial statistics lie.
-const PARTS: [&str; 3] = ["part_mean", "part_m2", "part_count"];
 
 /// A row of the product and a position of the sample, as numbers in their blocks.
 type Place = [i64; 2];
@@ -148,7 +146,7 @@ pub fn extents(call: &Call<'_>) -> Vec<(&'static str, i64)> {
         1 => {
             let count =
                 layout.samples() * layout.groups * layout.places * layout.all_rows() / layout.together;
-            PARTS.map(|name| (name, count)).into()
+            norm::PARTIALS.map(|name| (name, count)).into()
         }
         2 => ["mean", "rstd"].map(|name| (name, layout.samples() * call.int("norm_groups"))).into(),
         _ => Vec::new(),
@@ -426,7 +424,7 @@ pub fn run(call: &Call<'_>, machine: &mut Machine) {
                 if let Some(row) = layout.row(row_block, row) {
                     let of_place = (sample * layout.groups + group) * layout.places + place;
                     let at = (of_place * layout.all_rows() + row) / layout.together;
-                    norm::put(call, machine, PARTS, at, &of_rows.concat());
+                    norm::put(call, machine, norm::PARTIALS, at, &of_rows.concat());
                 }
             }
         }
@@ -460,7 +458,7 @@ fn write(
     let value = |machine: &Machine, [row, position]: Place| {
         let output = outputs[row as usize].as_ref().expect("a row")[position as usize];
         let channel = layout.row(row_block, row).expect("a row") / layout.taps;
-        if mode(call) == 0 { output } else { normalized(call, machine, [sample, channel], output) }
+        if mode(call) == 0 { output } else { norm::normalized(call, machine, [sample, channel])(output) }
     };
     // How many are written at once.
     for neighbours in layout.neighbours() {
@@ -483,17 +481,4 @@ fn write(
             }
         }
     }
-}
-
-/// An output of a channel of a sample, normalized and through the activation behind.
-fn normalized(call: &Call<'_>, machine: &Machine, [sample, channel]: [i64; 2], output: f64) -> f64 {
-    let [norm_groups, group_channels] = call.ints(["norm_groups", "group_channels"]);
-    let group = sample * norm_groups + channel / group_channels;
-    let of_channel = |name: &str, or: f64| {
-        let pointer = call.pointer(name);
-        if machine.has(pointer.buffer) { machine.read(pointer, channel) } else { or }
-    };
-    let deviation = output - machine.read(call.pointer("mean"), group);
-    let scale = machine.read(call.pointer("rstd"), group) * of_channel("gamma", 1.0);
-    activate(call, deviation * scale + of_channel("beta", 0.0), ["post_activation", "post_slope"])
 }
