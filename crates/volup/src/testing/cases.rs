@@ -154,7 +154,6 @@ const ROWS: &[(&str, &str, &str)] = &[
     // Sizes.
     ("w-65", "2x2x65, 3>5, k 3", "one past a row of 64"),
     ("w-127-s2", "1x3x127, 4>6, k 3, s 2, p 1", "an odd row with an even and an odd phase"),
-    ("w-36-s2", "n 2, 2x3x36, 3>5, k 3, s 2, p 1, op 1, bias, silu, gn 5, hardswish", "few channels, rows of whole vectors and one past 64 outputs"),
     ("w-300", "1x2x300, 4>3, k 1x3x5, p 0x1x2", "rows longer than any tile"),
     ("w-1", "5x7x1, 4>6, k 3, s 2, p 1, op 1", "rows of one voxel: vectors along width are empty"),
     ("h-1", "5x1x7, 4>6, k 3, s 2, p 1", "planes of one row"),
@@ -218,6 +217,7 @@ const ROWS: &[(&str, &str, &str)] = &[
     ("gn-two-values", "1x1x1, 3>4, k 1x1x2, gn 4", "two values: biased and unbiased variance differ by 2"),
     ("gn-long", "1x16x150, 2>3, k 1x3x3, s 1x2x2, gn 1", "a group of tens of thousands of values"),
     ("gn-odd", "n 3, 3x5x7, 5>15, k 3, s 2, p 1, bias, tanh, gn 5", "groups of three channels of odd size"),
+    ("gn-w-36", "n 2, 2x3x36, 3>5, k 3, s 2, p 1, op 1, bias, silu, gn 5, hardswish", "few channels, rows of whole vectors that pass 64 outputs"),
     // The published shapes, scaled down.
     ("kb1-58-small", "n 2, 4x5x9, 8>4, k 3x5x7", "kernel taps differ on every axis"),
     ("kb1-61-small", "6x6x6, 12>12, k 3", "a cube through a cube"),
