@@ -87,7 +87,7 @@ pub(super) fn reached(axis: Axis, count: usize) -> usize {
     let Axis { kernel, stride, padding, dilation, .. } = axis;
     let reach = (kernel - 1) * dilation;
     // Counted from `reach` inputs before the first.
-    (count - 1 + padding + stride * reach) / stride - (padding + stride * reach - reach) / stride + 1
+    (count - 1 + padding + stride * reach) / stride - (padding + stride * reach - reach).div_ceil(stride) + 1
 }
 
 /// How many taps of an axis each residue of its outputs has.

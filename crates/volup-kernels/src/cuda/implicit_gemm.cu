@@ -78,10 +78,10 @@ constexpr int VECTORS = PITCH / 4, BATCH = PARTS == 2 ? 4 : 8, CHANNELS = KIND =
 struct Axis {
     int input, output, kernel, stride, padding, dilation;
 
-    /// The first input that outputs from `o` on may take, floor((o + padding - (kernel - 1)*dilation)/stride).
+    /// The first input that outputs from `o` on may take, ceil((o + padding - (kernel - 1)*dilation)/stride).
     __device__ __forceinline__ int first(int o, const Divisor &by) const {
         const int reach = (kernel - 1) * dilation;
-        return by.divide(o + padding - reach + stride * reach) - reach;
+        return by.divide(o + padding - reach + stride * reach + stride - 1) - reach;
     }
 
     /// The input of a tap, or one that is not there.

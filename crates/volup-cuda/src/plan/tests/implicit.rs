@@ -52,7 +52,7 @@ impl Axis {
 
     /// The first input that a box starts with whose outputs start at 0.
     fn first(&self) -> i64 {
-        (self.padding - self.reach()).div_euclid(self.stride)
+        (self.padding - self.reach() + self.stride - 1).div_euclid(self.stride)
     }
 
     /// Inputs of a box of so many outputs.
