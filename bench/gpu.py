@@ -58,7 +58,15 @@ SANITIZED_PRECISIONS = (
     ("--precision", "tf32", "--dtype", "f32"),
 )
 # Each computes what it can of these cases; the plan would choose one of them.
-FAMILIES = ("direct", "linear_gemm", "interleave", "halo_gemm", "box_gemm", "shuffle_gemm", "implicit_gemm")
+FAMILIES = (
+    "direct",
+    "linear_gemm",
+    "interleave",
+    "halo_gemm",
+    "box_gemm",
+    "shuffle_gemm",
+    "implicit_gemm",
+)
 # What is checked beside them: the passes of training, by the plan's choice.
 GRADIENTS = "gradients"
 TOOLS = ("memcheck", "racecheck", "initcheck")
