@@ -51,7 +51,7 @@
 // `post_slope`.
 
 #include "copy_async.cuh"
-#include "hopper_registers.cuh"
+#include "register_operand.cuh"
 #include "shuffle_tables.cuh"
 
 /// The i-th item to be computed.
