@@ -1,6 +1,6 @@
 //! Planning `implicit_gemm`: few channels, and exactly the products that an output has. The kernel's file says what the numbers mean.
 
-use super::norm::{self, Partials, Pass};
+use super::norm::{self, Pass};
 use super::pack::Operand;
 use super::{
     Argument, Buffer, Context, RESERVED, SHARED, Step, Workspace, activation_code, epilogue, grid, product,
@@ -289,26 +289,16 @@ impl<'a> ImplicitGemm<'a> {
         workspace: &mut Workspace,
         steps: &mut Vec<Step>,
     ) -> Result<()> {
+        let launch = |pass, steps: &mut Vec<Step>| {
+            steps.push(self.step(context, pass)?);
+            Ok(())
+        };
         let (Some(norm), true) = (context.request.block.norm(), self.twice) else {
-            steps.push(self.step(context, Pass::Written)?);
-            return Ok(());
+            return launch(Pass::Written, steps);
         };
-        let geometry = &context.request.geometry;
-        let channels = geometry.conv().out_channels();
         let chunks = self.boxes.iter().product::<usize>() * (WARPS >> self.column_bits);
-        let arrays = Partials::take(workspace, geometry.batch() * chunks * channels, 4);
-        steps.push(self.step(context, Pass::Statistics(arrays))?);
-        let columns = channels / norm.groups();
-        let partials = Partials {
-            arrays,
-            chunks,
-            repeats: 1,
-            columns,
-            steps: [chunks * channels, columns, channels, 0],
-        };
-        let statistics = partials.merge(context, norm, workspace, steps)?;
-        steps.push(self.step(context, Pass::Normalized(statistics, norm))?);
-        Ok(())
+        let channels = context.request.geometry.conv().out_channels();
+        norm::twice(context, norm, [chunks, channels], workspace, steps, launch)
     }
 
     /// One launch.

@@ -119,6 +119,24 @@ impl Pass {
     }
 }
 
+/// What is launched where a kernel computes everything twice: for `chunks` partial statistics of each of a sample's `rows`,
+/// those of a channel side by side, then to be written normalized. `launch` adds the launch of a pass.
+pub(super) fn twice(
+    context: Context<'_>,
+    norm: NormSpec,
+    [chunks, rows]: [usize; 2],
+    workspace: &mut Workspace,
+    steps: &mut Vec<Step>,
+    launch: impl Fn(Pass, &mut Vec<Step>) -> Result<()>,
+) -> Result<()> {
+    let arrays = Partials::take(workspace, context.request.geometry.batch() * chunks * rows, 4);
+    launch(Pass::Statistics(arrays), steps)?;
+    let columns = rows / norm.groups();
+    let partials = Partials { arrays, chunks, repeats: 1, columns, steps: [chunks * rows, columns, rows, 0] };
+    let statistics = partials.merge(context, norm, workspace, steps)?;
+    launch(Pass::Normalized(statistics, norm), steps)
+}
+
 /// Blocks for so many tasks.
 fn blocks(context: Context<'_>, tasks: usize) -> [u32; 3] {
     [tasks.clamp(1, BLOCKS * context.device.multiprocessors) as u32, 1, 1]

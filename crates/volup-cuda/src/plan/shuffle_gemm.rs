@@ -1,6 +1,6 @@
 //! Planning `shuffle_gemm`: kernels that are their stride, in one launch. The kernels' file says what the numbers mean.
 
-use super::norm::{self, Partials, Pass};
+use super::norm::{self, Pass};
 use super::pack::Operand;
 use super::{
     Argument, Buffer, Context, RESERVED, SHARED, Step, Workspace, activation_code, epilogue, gcd, one_tap,
@@ -287,21 +287,17 @@ impl<'a> ShuffleGemm<'a> {
         workspace: &mut Workspace,
         steps: &mut Vec<Step>,
     ) -> Result<()> {
-        let (Some(norm), true) = (context.request.block.norm(), self.twice()) else {
-            steps.push(self.step(context, Pass::Written)?);
-            return Ok(());
+        let launch = |pass, steps: &mut Vec<Step>| {
+            steps.push(self.step(context, pass)?);
+            Ok(())
         };
-        let (geometry, conv) = (&context.request.geometry, context.request.geometry.conv());
+        let (Some(norm), true) = (context.request.block.norm(), self.twice()) else {
+            return launch(Pass::Written, steps);
+        };
+        let conv = context.request.geometry.conv();
         let rows = conv.out_channels() * conv.stride().iter().product::<usize>();
         let chunks = self.groups * size(self.kernel, "POS_WARPS");
-        let arrays = Partials::take(workspace, geometry.batch() * chunks * rows, 4);
-        steps.push(self.step(context, Pass::Statistics(arrays))?);
-        let columns = rows / norm.groups();
-        let partials =
-            Partials { arrays, chunks, repeats: 1, columns, steps: [chunks * rows, columns, rows, 0] };
-        let statistics = partials.merge(context, norm, workspace, steps)?;
-        steps.push(self.step(context, Pass::Normalized(statistics, norm))?);
-        Ok(())
+        norm::twice(context, norm, [chunks, rows], workspace, steps, launch)
     }
 
     /// One launch.

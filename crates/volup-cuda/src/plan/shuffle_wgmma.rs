@@ -1,7 +1,7 @@
 //! Planning `shuffle_wgmma`: kernels that are their stride on Hopper's own matrix instructions. The kernels' file says what
 //! the numbers mean.
 
-use super::norm::{self, Partials, Pass};
+use super::norm::{self, Pass};
 use super::pack::Operand;
 use super::shuffle_gemm::{CACHE, CLOCK, MEMORY, MOST, PARTIALS, ROOM, SEEN, START, applies, run, unit};
 use super::{
@@ -190,22 +190,18 @@ impl<'a> ShuffleWgmma<'a> {
         workspace: &mut Workspace,
         steps: &mut Vec<Step>,
     ) -> Result<()> {
-        let (Some(norm), true) = (context.request.block.norm(), self.twice()) else {
-            steps.extend(self.step(context, Pass::Written)?);
-            return Ok(());
+        let launch = |pass, steps: &mut Vec<Step>| {
+            steps.extend(self.step(context, pass)?);
+            Ok(())
         };
-        let (geometry, conv) = (&context.request.geometry, context.request.geometry.conv());
+        let (Some(norm), true) = (context.request.block.norm(), self.twice()) else {
+            return launch(Pass::Written, steps);
+        };
+        let conv = context.request.geometry.conv();
         // Residues along width are counted together.
         let pairs = conv.out_channels() * conv.stride().iter().product::<usize>() / 2;
         let chunks = self.blocks * (GROUPS / self.row_groups) * WARPS;
-        let arrays = Partials::take(workspace, geometry.batch() * chunks * pairs, 4);
-        steps.extend(self.step(context, Pass::Statistics(arrays))?);
-        let columns = pairs / norm.groups();
-        let partials =
-            Partials { arrays, chunks, repeats: 1, columns, steps: [chunks * pairs, columns, pairs, 0] };
-        let statistics = partials.merge(context, norm, workspace, steps)?;
-        steps.extend(self.step(context, Pass::Normalized(statistics, norm))?);
-        Ok(())
+        norm::twice(context, norm, [chunks, pairs], workspace, steps, launch)
     }
 
     /// One launch.
