@@ -19,8 +19,6 @@ const PITCH: usize = LANES + 2 * MARGIN;
 const STAGED: usize = 2 * LANES + 8;
 const MOST_CLASSES: usize = 64;
 const MOST_WIDTH: usize = 9;
-/// The most shared memory that a block may have.
-const MOST_SHARED: usize = 232_448;
 /// Sizes of a sample are counted in 32 bits, with room for a box past the end.
 const MOST: usize = i32::MAX as usize - (1 << 24);
 
@@ -45,9 +43,6 @@ const UNIT: f64 = 280.0;
 const WRITTEN: f64 = 9.0;
 const COUNTED: f64 = 4.0;
 const VECTOR: f64 = 60.0;
-/// The most that partial statistics may take: this share of what the output does, and so many bytes.
-const PARTIALS: f64 = 0.25;
-const ROOM: f64 = (1 << 20) as f64;
 
 /// A plan of this family.
 #[derive(Clone, Copy)]
@@ -215,7 +210,7 @@ impl<'a> ImplicitGemm<'a> {
             + 16 * padded
             + 4 * WARPS * 8 * tiles * STAGED;
         let fixed = kernel.shared_bytes as usize;
-        if shared > MOST_SHARED - fixed {
+        if shared > SHARED - RESERVED - fixed {
             return None;
         }
         let ctas = ctas.min(SHARED / (shared + fixed + RESERVED));
@@ -230,7 +225,7 @@ impl<'a> ImplicitGemm<'a> {
         let bytes = request.dtype.size() as f64;
         let count = |shape: [usize; 5]| shape.iter().map(|&size| size as f64).product::<f64>() * bytes;
         let (x, y) = (count(geometry.input_shape()), count(geometry.output_shape()));
-        if twice && 12.0 * partials as f64 > PARTIALS * y + ROOM {
+        if twice && 12.0 * partials as f64 > norm::room(y) {
             return None;
         }
         let each = |count: usize| count as f64;
@@ -289,16 +284,11 @@ impl<'a> ImplicitGemm<'a> {
         workspace: &mut Workspace,
         steps: &mut Vec<Step>,
     ) -> Result<()> {
-        let launch = |pass, steps: &mut Vec<Step>| {
-            steps.push(self.step(context, pass)?);
-            Ok(())
-        };
-        let (Some(norm), true) = (context.request.block.norm(), self.twice) else {
-            return launch(Pass::Written, steps);
-        };
         let chunks = self.boxes.iter().product::<usize>() * (WARPS >> self.column_bits);
         let channels = context.request.geometry.conv().out_channels();
-        norm::twice(context, norm, [chunks, channels], workspace, steps, launch)
+        norm::passes(context, self.twice, [chunks, channels], workspace, steps, |pass| {
+            self.step(context, pass).map(Some)
+        })
     }
 
     /// One launch.

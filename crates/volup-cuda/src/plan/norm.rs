@@ -119,22 +119,33 @@ impl Pass {
     }
 }
 
-/// What is launched where a kernel computes everything twice: for `chunks` partial statistics of each of a sample's `rows`,
-/// those of a channel side by side, then to be written normalized. `launch` adds the launch of a pass.
-pub(super) fn twice(
+/// The most bytes that partial statistics may take where the output takes so many.
+pub(super) fn room(output: f64) -> f64 {
+    0.25 * output + (1 << 20) as f64
+}
+
+/// What a kernel that knows the modes launches: its output, or, for a block whose normalization it computes as well,
+/// everything twice: for `chunks` partial statistics of each of a sample's `rows`, those of a channel side by side, then to
+/// be written normalized. `launch` is the launch of a pass.
+pub(super) fn passes<T: IntoIterator<Item = Step>>(
     context: Context<'_>,
-    norm: NormSpec,
+    twice: bool,
     [chunks, rows]: [usize; 2],
     workspace: &mut Workspace,
     steps: &mut Vec<Step>,
-    launch: impl Fn(Pass, &mut Vec<Step>) -> Result<()>,
+    launch: impl Fn(Pass) -> Result<T>,
 ) -> Result<()> {
+    let (Some(norm), true) = (context.request.block.norm(), twice) else {
+        steps.extend(launch(Pass::Written)?);
+        return Ok(());
+    };
     let arrays = Partials::take(workspace, context.request.geometry.batch() * chunks * rows, 4);
-    launch(Pass::Statistics(arrays), steps)?;
+    steps.extend(launch(Pass::Statistics(arrays))?);
     let columns = rows / norm.groups();
     let partials = Partials { arrays, chunks, repeats: 1, columns, steps: [chunks * rows, columns, rows, 0] };
     let statistics = partials.merge(context, norm, workspace, steps)?;
-    launch(Pass::Normalized(statistics, norm), steps)
+    steps.extend(launch(Pass::Normalized(statistics, norm))?);
+    Ok(())
 }
 
 /// Blocks for so many tasks.

@@ -43,9 +43,6 @@ pub(super) const SEEN: f64 = 0.15;
 pub(super) const START: f64 = 6.5e-6;
 const REORDER: f64 = 3.8e-11;
 const ROUND: f64 = 2e-11;
-/// The most that partial statistics may take: this share of what the output does, and so many bytes.
-pub(super) const PARTIALS: f64 = 0.25;
-pub(super) const ROOM: f64 = (1 << 20) as f64;
 
 /// A plan of this family.
 #[derive(Clone, Copy)]
@@ -225,7 +222,7 @@ impl<'a> ShuffleGemm<'a> {
             let of_sample = (12 * groups * size(kernel, "POS_WARPS") * cout * taps) as f64;
             let norm_groups = request.block.norm().map_or(1, |norm| norm.groups());
             let counted = product(&[geometry.batch(), groups.max(norm_groups)]).is_some_and(|n| n <= MOST);
-            if !counted || geometry.batch() as f64 * of_sample > PARTIALS * y + ROOM {
+            if !counted || geometry.batch() as f64 * of_sample > norm::room(y) {
                 return None;
             }
         }
@@ -287,17 +284,12 @@ impl<'a> ShuffleGemm<'a> {
         workspace: &mut Workspace,
         steps: &mut Vec<Step>,
     ) -> Result<()> {
-        let launch = |pass, steps: &mut Vec<Step>| {
-            steps.push(self.step(context, pass)?);
-            Ok(())
-        };
-        let (Some(norm), true) = (context.request.block.norm(), self.twice()) else {
-            return launch(Pass::Written, steps);
-        };
         let conv = context.request.geometry.conv();
         let rows = conv.out_channels() * conv.stride().iter().product::<usize>();
         let chunks = self.groups * size(self.kernel, "POS_WARPS");
-        norm::twice(context, norm, [chunks, rows], workspace, steps, launch)
+        norm::passes(context, self.twice(), [chunks, rows], workspace, steps, |pass| {
+            self.step(context, pass).map(Some)
+        })
     }
 
     /// One launch.

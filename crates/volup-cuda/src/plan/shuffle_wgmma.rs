@@ -3,7 +3,7 @@
 
 use super::norm::{self, Pass};
 use super::pack::Operand;
-use super::shuffle_gemm::{CACHE, CLOCK, MEMORY, MOST, PARTIALS, ROOM, SEEN, START, applies, run, unit};
+use super::shuffle_gemm::{CACHE, CLOCK, MEMORY, MOST, SEEN, START, applies, run, unit};
 use super::{
     Argument, Buffer, Context, RESERVED, SHARED, Step, Workspace, activation_code, epilogue, product, push,
     strides,
@@ -134,7 +134,7 @@ impl<'a> ShuffleWgmma<'a> {
             let norm_groups = request.block.norm().map_or(1, |norm| norm.groups());
             let teams = blocks * teams * WARPS;
             let counted = product(&[geometry.batch(), teams.max(norm_groups)]).is_some_and(|n| n <= MOST);
-            if !counted || geometry.batch() as f64 * of_sample > PARTIALS * y + ROOM {
+            if !counted || geometry.batch() as f64 * of_sample > norm::room(y) {
                 return None;
             }
         }
@@ -190,18 +190,13 @@ impl<'a> ShuffleWgmma<'a> {
         workspace: &mut Workspace,
         steps: &mut Vec<Step>,
     ) -> Result<()> {
-        let launch = |pass, steps: &mut Vec<Step>| {
-            steps.extend(self.step(context, pass)?);
-            Ok(())
-        };
-        let (Some(norm), true) = (context.request.block.norm(), self.twice()) else {
-            return launch(Pass::Written, steps);
-        };
         let conv = context.request.geometry.conv();
         // Residues along width are counted together.
         let pairs = conv.out_channels() * conv.stride().iter().product::<usize>() / 2;
         let chunks = self.blocks * (GROUPS / self.row_groups) * WARPS;
-        norm::twice(context, norm, [chunks, pairs], workspace, steps, launch)
+        norm::passes(context, self.twice(), [chunks, pairs], workspace, steps, |pass| {
+            self.step(context, pass)
+        })
     }
 
     /// One launch.
