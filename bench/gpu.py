@@ -67,8 +67,15 @@ FAMILIES = (
     "shuffle_gemm",
     "implicit_gemm",
 )
-# What is checked beside them: the passes of training, by the plan's choice.
-GRADIENTS = "gradients"
+# Kernels that the plan seldom takes for small cases: of convolutions, and of gradients.
+KERNELS = ("shuffle_wgmma",)
+GRADIENT_KERNELS = ("shuffle_gradient", "weight_gradient", "weight_gradient_lines")
+# How each is asked for.
+CHECKED = {
+    **{name: ("--algorithm", name) for name in FAMILIES},
+    **{name: ("--kernel", name) for name in KERNELS},
+    **{name: ("--gradients", "--kernel", name) for name in GRADIENT_KERNELS},
+}
 TOOLS = ("memcheck", "racecheck", "initcheck")
 SANITIZER_ERROR = 86
 # Lines of a failed command that are shown.
@@ -77,11 +84,11 @@ TAIL = 25
 MOST_DETAILS = 3
 # The most seconds a stage may take, so that one that hangs leaves time for the others.
 MOST_SECONDS = {
-    "conformance": 200.0,
+    "conformance": 240.0,
     "tests": 150.0,
     "gradients": 200.0,
     "stress": 300.0,
-    "sanitizer": 180.0,
+    "sanitizer": 240.0,
     "bench": 480.0,
     "training": 3600.0,
 }
@@ -218,13 +225,12 @@ def sanitizer(stage: Stage, _args: argparse.Namespace) -> None:
         stage.skip("compute-sanitizer is not there")
         return
     for tool in TOOLS:
-        for family, options in itertools.product((*FAMILIES, GRADIENTS), SANITIZED_PRECISIONS):
+        for name, options in itertools.product(CHECKED, SANITIZED_PRECISIONS):
             volup = str(BUNDLE / "bin" / "volup")
-            check = [volup, "check", "--device", "cuda", *options]
-            check += ["--gradients"] if family == GRADIENTS else ["--algorithm", family]
-            cases = [part for name in sanitized(tool, family) for part in ("--case", name)]
+            check = [volup, "check", "--device", "cuda", *CHECKED[name], *options]
+            cases = [part for case in sanitized(tool, name) for part in ("--case", case)]
             command = [program, "--tool", tool, "--error-exitcode", str(SANITIZER_ERROR)]
-            label = f"{tool} {family} {options[1]}"
+            label = f"{tool} {name} {options[1]}"
             errors = last_match(r"^=+ ((?:ERROR|RACECHECK) SUMMARY: .*|.*Device not supported.*)$")
             if stage.run(label, [*command, *check, *cases], errors) == 0:
                 continue
@@ -235,15 +241,15 @@ def sanitizer(stage: Stage, _args: argparse.Namespace) -> None:
                 return
 
 
-def sanitized(tool: str, family: str) -> tuple[str, ...]:
+def sanitized(tool: str, name: str) -> tuple[str, ...]:
     """The cases of a run.
 
     initcheck does not see what the GPU's copy engine stores. `interleave` stores by it where sizes
     are whole vectors; a normalization or a copy to the host would count as reading uninitialized
     memory.
     """
-    if (tool, family) == ("initcheck", "interleave"):
-        return tuple(name for name in SANITIZED if name not in NORMALIZED + VECTORS)
+    if (tool, name) == ("initcheck", "interleave"):
+        return tuple(case for case in SANITIZED if case not in NORMALIZED + VECTORS)
     return SANITIZED
 
 

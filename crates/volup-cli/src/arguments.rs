@@ -24,6 +24,9 @@ pub struct Where {
     /// The kernel family to use on a GPU, where it applies; for tests.
     #[arg(long, value_name = "NAME", hide = true)]
     algorithm: Option<Algorithm>,
+    /// The kernel to use on a GPU, where a plan has it; for tests.
+    #[arg(long, value_name = "NAME", hide = true)]
+    kernel: Option<String>,
 }
 
 impl Where {
@@ -33,7 +36,7 @@ impl Where {
             Device::Cpu => AnyEngine::Cpu(self.threads.map_or_else(CpuEngine::new, CpuEngine::with_threads)),
             Device::Cuda(ordinal) => {
                 let engine = CudaEngine::new(ordinal, self.precision)?;
-                AnyEngine::Cuda(Box::new(engine.with_algorithm(self.algorithm)))
+                AnyEngine::Cuda(Box::new(engine.with_algorithm(self.algorithm).with_kernel(self.kernel.clone())))
             }
         })
     }

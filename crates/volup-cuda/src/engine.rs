@@ -18,6 +18,7 @@ pub struct CudaEngine {
     stream: Arc<Stream>,
     precision: Precision,
     algorithm: Option<Algorithm>,
+    kernel: Option<String>,
     kernels: usize,
     plans: Mutex<HashMap<Request, Arc<Executable>>>,
     /// Grown to the largest that a block has needed. Locked while a block is launched, so that its
@@ -91,6 +92,7 @@ impl CudaEngine {
             stream,
             precision,
             algorithm: None,
+            kernel: None,
             kernels,
             plans: Mutex::default(),
             workspace,
@@ -100,6 +102,11 @@ impl CudaEngine {
     /// The same engine, with a kernel family where that applies in place of the plan's choice.
     pub fn with_algorithm(self, algorithm: Option<Algorithm>) -> CudaEngine {
         CudaEngine { algorithm, plans: Mutex::default(), ..self }
+    }
+
+    /// The same engine, with the best of the plans that launch a kernel, where there is one, in place of the plan's choice.
+    pub fn with_kernel(self, kernel: Option<String>) -> CudaEngine {
+        CudaEngine { kernel, plans: Mutex::default(), ..self }
     }
 
     /// The device.
@@ -213,12 +220,26 @@ impl CudaEngine {
         if let Some(plan) = plans.get(&request) {
             return Ok(plan.clone());
         }
-        let plan = Arc::new(Executable::new(&self.device, &request)?);
+        let wanted = match &self.kernel {
+            Some(kernel) => self.plan_with(kernel, &request)?,
+            None => None,
+        };
+        let plan = Arc::new(match wanted {
+            Some(plan) => Executable::of(&self.device, plan)?,
+            None => Executable::new(&self.device, &request)?,
+        });
         if plans.len() == MOST_PLANS {
             plans.clear();
         }
         plans.insert(request, plan.clone());
         Ok(plan)
+    }
+
+    /// The best plan that launches a kernel.
+    fn plan_with(&self, kernel: &str, request: &Request) -> Result<Option<Plan>> {
+        let variants = Manifest::embedded().for_device(self.device.info())?;
+        let plans = Plan::candidates(request, self.device.info(), &variants, usize::MAX)?;
+        Ok(plans.into_iter().find(|plan| plan.launches(kernel)))
     }
 
     /// The geometry of a layer over an input.
@@ -264,6 +285,7 @@ impl Engine for CudaEngine {
             ("kernels", self.kernels.to_string()),
         ];
         lines.extend(self.algorithm.map(|algorithm| ("algorithm", algorithm.to_string())));
+        lines.extend(self.kernel.clone().map(|kernel| ("kernel", kernel)));
         lines
     }
 

@@ -183,10 +183,6 @@ struct Habit {
     graph: Option<Option<Graph>>,
 }
 
-/// Kernels that have not passed conformance and compute-sanitizer on a GPU yet: what calls plan for themselves does without
-/// them.
-const ON_TRIAL: [&str; 3] = ["implicit_gemm", "shuffle_wgmma", "weight_gradient_lines"];
-
 /// Runs in a row before a graph is made, which takes as long as some dozens of launches.
 const RUNS_BEFORE_GRAPH: u32 = 4;
 
@@ -214,8 +210,7 @@ impl Executable {
     /// [`Error::NoKernels`], [`Error::NoKernelsForArch`], [`Error::MissingKernel`], [`Error::Overflow`],
     /// [`Error::OutOfDeviceMemory`], [`Error::Cuda`].
     pub fn new(device: &Arc<Device>, request: &Request) -> Result<Executable> {
-        let mut variants = Manifest::embedded().for_device(device.info())?;
-        variants.retain(|variant| !ON_TRIAL.contains(&variant.entry));
+        let variants = Manifest::embedded().for_device(device.info())?;
         Executable::of(device, Plan::new(request, device.info(), &variants)?)
     }
 

@@ -573,6 +573,11 @@ impl Plan {
         self.seconds
     }
 
+    /// Whether it launches a kernel, by the name of its function.
+    pub fn launches(&self, kernel: &str) -> bool {
+        self.steps.iter().any(|step| matches!(step, Step::Launch { variant, .. } if variant.entry == kernel))
+    }
+
     /// What a family launches, or without one `direct`; then the normalization.
     fn of(context: Context<'_>, family: Option<Family<'_>>) -> Result<Plan> {
         let request = context.request;
