@@ -67,14 +67,22 @@ FAMILIES = (
     "shuffle_gemm",
     "implicit_gemm",
 )
-# Kernels that the plan seldom takes for small cases: of convolutions, and of gradients.
+# Kernels that the plan seldom takes for small cases: of convolutions, and of gradients, these with
+# a family that leaves them to be chosen.
 KERNELS = ("shuffle_wgmma",)
-GRADIENT_KERNELS = ("shuffle_gradient", "weight_gradient", "weight_gradient_lines")
+GRADIENT_KERNELS = {
+    "shuffle_gradient": "shuffle_gemm",
+    "weight_gradient": "halo_gemm",
+    "weight_gradient_lines": "halo_gemm",
+}
 # How each is asked for.
 CHECKED = {
     **{name: ("--algorithm", name) for name in FAMILIES},
     **{name: ("--kernel", name) for name in KERNELS},
-    **{name: ("--gradients", "--kernel", name) for name in GRADIENT_KERNELS},
+    **{
+        name: ("--gradients", "--kernel", name, "--algorithm", family)
+        for name, family in GRADIENT_KERNELS.items()
+    },
 }
 TOOLS = ("memcheck", "racecheck", "initcheck")
 SANITIZER_ERROR = 86

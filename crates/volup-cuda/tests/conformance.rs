@@ -37,15 +37,20 @@ fn each_family_in_tf32() {
     Algorithm::ALL.into_iter().for_each(|algorithm| passes(Precision::Tf32, Some(algorithm)));
 }
 
-/// Kernels that the plan seldom takes for what is as small as tests are: of convolutions, and of gradients.
+/// Kernels that the plan seldom takes for what is as small as tests are: of convolutions, and of gradients, with a family
+/// that leaves them to be chosen.
 const KERNEL: &str = "shuffle_wgmma";
-const OF_GRADIENTS: [&str; 3] = ["shuffle_gradient", "weight_gradient", "weight_gradient_lines"];
+const OF_GRADIENTS: [(Algorithm, &str); 3] = [
+    (Algorithm::ShuffleGemm, "shuffle_gradient"),
+    (Algorithm::HaloGemm, "weight_gradient"),
+    (Algorithm::HaloGemm, "weight_gradient_lines"),
+];
 
 fn passes_with_kernels(precision: Precision) {
     if let Some(engine) = gpu::or_skip(CudaEngine::new(0, precision)) {
         conformance(&engine.with_kernel(Some(KERNEL.into())));
     }
-    OF_GRADIENTS.into_iter().for_each(|kernel| trains(precision, Some(kernel)));
+    OF_GRADIENTS.into_iter().for_each(|choice| trains(precision, Some(choice)));
 }
 
 #[test]
@@ -58,9 +63,10 @@ fn each_kernel_in_tf32() {
     passes_with_kernels(Precision::Tf32);
 }
 
-fn trains(precision: Precision, kernel: Option<&str>) {
+fn trains(precision: Precision, choice: Option<(Algorithm, &str)>) {
     if let Some(engine) = gpu::or_skip(CudaEngine::new(0, precision)) {
-        let engine = engine.with_kernel(kernel.map(str::to_string));
+        let (algorithm, kernel) = choice.unzip();
+        let engine = engine.with_algorithm(algorithm).with_kernel(kernel.map(str::to_string));
         training_conformance(&engine);
         random_training_runs(&engine, RUNS);
     }

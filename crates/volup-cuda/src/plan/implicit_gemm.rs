@@ -206,7 +206,7 @@ impl<'a> ImplicitGemm<'a> {
         let box_units = box_d * height.stride * row_blocks;
         let shared = 16 * (units + taps + box_units)
             + 4 * product(&[parts, chunks, words])?
-            + 64 * product(&[parts, channel_blocks, units])?
+            + 64 * parts * (product(&[channel_blocks, units])? + padded - 8 * channel_blocks)
             + 16 * padded
             + 4 * WARPS * 8 * tiles * STAGED;
         let fixed = kernel.shared_bytes as usize;

@@ -43,8 +43,8 @@
 //
 // Threads: 32*WARPS. Grid: any number of blocks along the first axis. Boxes of an axis are ceil(output/box), of height
 // `box_h = row_blocks*ROWS*h_stride`; `box_d` is a multiple of the stride. Bytes of dynamic shared memory:
-// `16*(units + taps + box_d*h_stride*row_blocks) + 4*(parts*words*x_c + 4*channels) + 64*parts*tiles*units +
-// 4*WARPS*8*MT*STAGED`: parts 2 for KIND 3, else 1; taps all of a channel pair; words channels of the input (KIND 0: pairs);
+// `16*(units + taps + box_d*h_stride*row_blocks) + 4*(parts*words*x_c + 4*channels) + 64*parts*(tiles*units + channels - 8*tiles)
+// + 4*WARPS*8*MT*STAGED`: parts 2 for KIND 3, else 1; taps all of a channel pair; words channels of the input (KIND 0: pairs);
 // x_c a multiple of 16, but not of 32, of at least planes*lines*PITCH; channels those of a group, up to a multiple of 8*MT;
 // tiles of 8 of them; `units` those of all pairs of residues, each a multiple of 8; `planes` and `lines` of input that a box
 // has at most. Offsets along width are from -MARGIN to MARGIN. d_stride*h_stride is at most MOST_CLASSES, taps along width at
@@ -99,7 +99,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) implicit_gemm(
     unsigned *const inputs = (unsigned *)(work_list + box_units);
     if (threadIdx.x == 64) {
         weights_at = 16 * (units + taps + box_units) + 4 * PARTS * chunks * x_c;
-        of_channel_at = weights_at + 64 * PARTS * tiles * units;
+        // The last step's are read for all of a warp's tiles.
+        of_channel_at = weights_at + 64 * PARTS * (tiles * units + padded - 8 * tiles);
         areas_at = of_channel_at + 16 * padded;
     }
 
