@@ -348,7 +348,7 @@ impl<'a> Backward<'a> {
         push(&mut arguments, [channels, epilogue::group_channels(self.context)])?;
         push_activations(self.context, &mut arguments);
         push(&mut arguments, [self.rounded(), *groups, *group_out, *slots])?;
-        self.rows_step(arguments, axes, channels, strides)
+        self.rows_step(arguments, axes, channels, strides, self.rows.pitch())
     }
 
     /// Whether rows are rounded to tf32, once for all that multiply them.
@@ -371,20 +371,23 @@ impl<'a> Backward<'a> {
         push(&mut arguments, [channels, channels, 0, 0])?;
         arguments.extend([Argument::F64(0.0); 2]);
         push(&mut arguments, [self.rounded(), 1, channels, self.rows.x_pitch])?;
-        self.rows_step(arguments, axes, channels, strides)
+        self.rows_step(arguments, axes, channels, strides, self.rows.x_pitch)
     }
 
+    /// The launch that writes rows of so many elements, one after the other.
     fn rows_step(
         &self,
         mut arguments: Vec<Argument>,
         axes: [[usize; 6]; 3],
         channels: usize,
         strides: [usize; 5],
+        pitch: usize,
     ) -> Result<Step> {
         let positions: usize = axes.iter().map(|[_, rows, classes, ..]| rows * classes).product();
         int(positions)?;
         push(&mut arguments, axes.into_iter().flatten())?;
-        arguments.extend(strides.map(|stride| Argument::I64(stride as i64)));
+        let panel = 16 / self.context.request.dtype.size();
+        arguments.extend(strides.into_iter().chain([pitch, panel]).map(|step| Argument::I64(step as i64)));
         let (types, kind) = epilogue::element(self.context);
         let kernel =
             *self.context.narrowest("gradient_rows", &types, &[("KIND", kind)], "CHANNELS", channels)?;

@@ -6,13 +6,17 @@
 // tap `j + m*step` reads for the input's voxel `i` is of class `j`, `m` times a constant number of rows further on. The
 // input itself is one class, `s` = 1 and `p` = 0. Rows that no voxel has are zeros. Slots past the last class are not written.
 //
+// Slot `s` of all groups' (`group*slots + j*group_in + c`) of row `r` is element `s / VECTOR * panel + r * row + s % VECTOR` of
+// `out`, with VECTOR elements in 16 bytes: rows one after the other (`row` = groups * slots, `panel` = VECTOR), or 16 bytes of
+// all rows side by side (`row` = VECTOR, `panel` = VECTOR * rows).
+//
 // With `y` the elements are not those of `x` but the gradient of the convolution's output that follows from it: `dy =
 // (rstd*gamma*dv + q + r*h) * f` of `gradient_sums` and `gradient_vectors`.
 //
 // Parameters: `x`, `out` (a multiple of 16 bytes), `control` (the word of the largest magnitude, as bits of float32), `y` (null: no epilogue), `mean`, `rstd`, `terms` (null: no normalization), `gamma`, `beta` (null: 1 and 0);
 // i32: `channels`, `group_channels` of the normalization; `activation`, `post`; f64: `slope`, `post_slope`; i32: `round` (1: to tf32, for kernels that multiply such), `groups`,
 // `group_in`, `slots`; of depth, then height, then width: size of the tensor, rows' size, classes, stride, padding,
-// dilation; i64: strides of the tensor: n, c, d, h, w. Threads: 256. Grid: n * ceil(qd*ud*qh*uh*qw*uw / (4096 /
+// dilation; i64: strides of the tensor: n, c, d, h, w; `row`, `panel`. Threads: 256. Grid: n * ceil(qd*ud*qh*uh*qw*uw / (4096 /
 // CHANNELS)) * ceil(channels / CHANNELS).
 
 #include "digits.cuh"
@@ -52,12 +56,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, KIND == 4 ? 2 : 4) gradien
     const Element *gamma, const Element *beta, int channels, int group_channels, int activation, int post, double slope, double post_slope,
     int round, int groups, int group_in, int slots, int size_d, int rows_d, int classes_d, int stride_d, int padding_d, int dilation_d, int size_h,
     int rows_h, int classes_h, int stride_h, int padding_h, int dilation_h, int size_w, int rows_w, int classes_w, int stride_w,
-    int padding_w, int dilation_w, long long x_n, long long x_c, long long x_d, long long x_h, long long x_w) {
+    int padding_w, int dilation_w, long long x_n, long long x_c, long long x_d, long long x_h, long long x_w, long long row,
+    long long panel) {
     const Axis d = {size_d, rows_d, classes_d, stride_d, padding_d, dilation_d}, h = {size_h, rows_h, classes_h, stride_h, padding_h, dilation_h},
                w = {size_w, rows_w, classes_w, stride_w, padding_w, dilation_w};
     __shared__ Element staged[POSITIONS][CHANNELS + 8 / sizeof(Element) + 1];
-    // Where each position reads, from the sample's start, and writes.
+    // Where each position reads, from the sample's start, its row's start, and the slot of its class in every group.
     __shared__ long long from[POSITIONS], to[POSITIONS];
+    __shared__ int slot[POSITIONS];
     __shared__ Channel of_channel[CHANNELS];
     [[maybe_unused]] __shared__ unsigned of_warp[THREADS / 32];
     const int channel_blocks = (channels + CHANNELS - 1) / CHANNELS, c0 = blockIdx.x % channel_blocks * CHANNELS;
@@ -86,8 +92,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, KIND == 4 ? 2 : 4) gradien
         const int ow = w.stride * iw - w.padding + jw * w.dilation;
         const bool here = real && (unsigned)od < (unsigned)d.size && (unsigned)oh < (unsigned)h.size && (unsigned)ow < (unsigned)w.size;
         from[i] = here ? n * x_n + od * x_d + oh * x_h + ow * x_w : -1;
-        const long long row = (((long long)n * d.rows + id) * h.rows + ih) * w.rows + iw;
-        to[i] = real ? row * groups * slots + ((jd * h.classes + jh) * w.classes + jw) * group_in : -1;
+        to[i] = ((((long long)n * d.rows + id) * h.rows + ih) * w.rows + iw) * row;
+        slot[i] = real ? ((jd * h.classes + jh) * w.classes + jw) * group_in : -1;
     }
     __syncthreads();
     [[maybe_unused]] unsigned most = 0;
@@ -161,24 +167,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, KIND == 4 ? 2 : 4) gradien
     if (group_in % VECTOR == 0) {
         // Neighbouring channels at once: they are of one group, and of one class.
         constexpr int PER = CHANNELS / VECTOR;
-        const int c = c0 + threadIdx.x % PER * VECTOR, group = c / group_in;
-        const long long start = group * (slots - group_in) + c;
+        const int c = c0 + threadIdx.x % PER * VECTOR, start = c / group_in * (slots - group_in) + c;
 #pragma unroll
         for (int k = 0; k < GROUPS * OWN / VECTOR; k++) {
             const int position = threadIdx.x / PER + k * (THREADS / PER);
-            if (c >= channels || to[position] < 0) continue;
+            if (c >= channels || slot[position] < 0) continue;
             __align__(16) Element v[VECTOR];
 #pragma unroll
             for (int e = 0; e < VECTOR; e++) v[e] = staged[position][c - c0 + e];
-            *(uint4 *)(out + to[position] + start) = *(const uint4 *)v;
+            *(uint4 *)(out + to[position] + (start + slot[position]) / VECTOR * panel) = *(const uint4 *)v;
         }
     } else {
-        const int c = c0 + threadIdx.x % CHANNELS, group = c / group_in;
-        const long long start = group * (slots - group_in) + c;
+        const int c = c0 + threadIdx.x % CHANNELS, start = c / group_in * (slots - group_in) + c;
 #pragma unroll 4
         for (int k = 0; k < GROUPS * OWN; k++) {
             const int position = threadIdx.x / CHANNELS + k * (THREADS / CHANNELS);
-            if (c < channels && to[position] >= 0) out[to[position] + start] = staged[position][threadIdx.x % CHANNELS];
+            if (c >= channels || slot[position] < 0) continue;
+            const int at = start + slot[position];
+            out[to[position] + at / VECTOR * panel + at % VECTOR] = staged[position][threadIdx.x % CHANNELS];
         }
     }
 #if KIND != 4

@@ -202,6 +202,12 @@ fn check_rows(call: &Call<'_>) {
     let vector = 16 / out.width as i64;
     assert!(out.at.is_multiple_of(16) && groups * slots % vector == 0, "{what}");
     assert!(group_in % vector > 0 || slots % vector == 0, "{what}");
+    // One after the other, or their vectors side by side.
+    let all = samples(call) * rows.iter().product::<i64>();
+    assert!(
+        [[groups * slots, vector], [vector, vector * all]].contains(&call.ints(["row", "panel"])),
+        "{what}"
+    );
     assert!([0, 1].contains(&round) && (round == 0 || call.size("KIND") == 1), "{what}");
     assert!(call.given("terms").is_some() == call.given("mean").is_some(), "{what}");
     check_epilogue(call);
@@ -232,6 +238,7 @@ fn rows(call: &Call<'_>, machine: &mut Machine) {
     let strides = call.ints(["x_d", "x_h", "x_w"]);
     let [x_n, x_c] = call.ints(["x_n", "x_c"]);
     let [x, out, control] = ["x", "out", "control"].map(|name| call.pointer(name));
+    let ([row, panel], vector) = (call.ints(["row", "panel"]), 16 / out.width as i64);
     let (y, terms, epilogue) = (call.given("y"), call.given("terms"), Epilogue::new(call, machine));
     let mut most = 0.0;
     for (line, (sample, i)) in (0..).zip((0..samples(call)).flat_map(|n| every(counts).map(move |i| (n, i))))
@@ -247,7 +254,8 @@ fn rows(call: &Call<'_>, machine: &mut Machine) {
                     value = epilogue.gradient(machine, [sample, c], terms, [y, value]);
                 }
                 most = bits(value).max(most);
-                machine.write(out, steps.at(line, [c / group_in, class, c % group_in]), value);
+                let slot = steps.at(0, [c / group_in, class, c % group_in]);
+                machine.write(out, slot / vector * panel + line * row + slot % vector, value);
             }
         }
     }

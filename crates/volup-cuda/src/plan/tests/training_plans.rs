@@ -334,7 +334,7 @@ fn a_wrong_argument_shows() {
         ),
         ("gradient_rows", "size_d rows_d classes_d stride_d padding_d dilation_d"),
         ("gradient_rows", "size_h rows_h classes_h stride_h padding_h dilation_h"),
-        ("gradient_rows", "size_w rows_w classes_w stride_w padding_w dilation_w"),
+        ("gradient_rows", "size_w rows_w classes_w stride_w padding_w dilation_w row panel"),
         ("gradient_sums", chunks),
         ("gradient_sums", "group_channels post"),
         ("gradient_merge", "rows chunks"),
