@@ -36,7 +36,9 @@ impl Where {
             Device::Cpu => AnyEngine::Cpu(self.threads.map_or_else(CpuEngine::new, CpuEngine::with_threads)),
             Device::Cuda(ordinal) => {
                 let engine = CudaEngine::new(ordinal, self.precision)?;
-                AnyEngine::Cuda(Box::new(engine.with_algorithm(self.algorithm).with_kernel(self.kernel.clone())))
+                AnyEngine::Cuda(Box::new(
+                    engine.with_algorithm(self.algorithm).with_kernel(self.kernel.clone()),
+                ))
             }
         })
     }

@@ -3,11 +3,13 @@
 //! of the weight a matrix product. The kernels' files say what the numbers mean.
 
 use super::epilogue::{self, NULL, Sums, kernel, norm_arguments, push_activations, sum_bytes};
+use super::halo_gemm::Halo;
 use super::rows::{Rows, makes_again, sample_bytes};
 use super::shuffle_gradient::ShuffleGradient;
 use super::weight::Weight;
 use super::{
-    Argument, Buffer, Classes, Context, Plan, Request, Step, Task, Workspace, grid, int, push, size, strides,
+    Argument, Buffer, Classes, Context, Family, Plan, Request, Step, Task, Workspace, grid, int, push, size,
+    strides,
 };
 use crate::Algorithm;
 use std::fmt;
@@ -97,21 +99,35 @@ impl<'a> Backward<'a> {
         let factors = wanted.input || wanted.weight;
         let by_rows = Backward { context, wanted, rows, again, both: None, input: None, weight: None };
         let both = if factors { by_rows.without_rows() } else { None };
-        // Where there is a choice it is made as if all were wanted: a gradient alone has the same bits.
-        let compared = if both.is_some() { Wanted { input: true, weight: true, ..wanted } } else { wanted };
+        if !factors {
+            return Ok(vec![by_rows]);
+        }
+        // The choice is made as if both were wanted: a gradient alone has the same bits.
+        let compared = Wanted { input: true, weight: true, ..wanted };
         let fast = context.request.dtype != DType::F64;
-        let input = if compared.input && fast { Some(input_plan(context, &rows)?) } else { None };
+        let inputs = if fast { input_plans(context, &rows)? } else { vec![(None, None)] };
         let input_bytes = rows.batch * sample_bytes(context, context.request.geometry.input_shape());
         let pass = 2.0 * input_bytes as f64 / ROWS + LAUNCH;
-        let mut weights = if compared.weight { Weight::all(context, &rows, pass) } else { Vec::new() };
-        if !wanted.weight {
-            weights.truncate(1);
+        let weights: Vec<_> = Weight::all(context, &rows, pass).into_iter().map(Some).collect();
+        let weights = if weights.is_empty() { vec![None] } else { weights };
+        let mut all: Vec<_> = both.into_iter().collect();
+        for weight in &weights {
+            for (input, panel_rows) in &inputs {
+                // Rows of tiles that are as wide as all panels would be read from as many places.
+                if panel_rows.is_none() || !matches!(weight, Some(Weight::Rows(_))) {
+                    let rows = Rows { panel_rows: *panel_rows, ..rows };
+                    let (input, weight) = (input.clone(), weight.clone());
+                    all.push(Backward { input, weight, rows, ..by_rows.clone() });
+                }
+            }
         }
-        let weights = if weights.is_empty() { vec![None] } else { weights.into_iter().map(Some).collect() };
-        let with = |weight| Backward { weight, input: input.clone(), ..by_rows.clone() };
-        let mut all: Vec<_> = weights.into_iter().map(with).chain(both).collect();
         all.iter_mut().for_each(|plan| plan.wanted = compared);
         all.sort_by(|one, other| one.seconds().total_cmp(&other.seconds()));
+        if !wanted.weight {
+            // They do not differ by what computes that of the weight.
+            let mut seen = [false; 2];
+            all.retain(|plan| !std::mem::replace(&mut seen[usize::from(plan.both.is_some())], true));
+        }
         all.iter_mut().for_each(|plan| plan.leave_out(wanted));
         Ok(all)
     }
@@ -120,6 +136,9 @@ impl<'a> Backward<'a> {
     fn leave_out(&mut self, wanted: Wanted) {
         self.wanted = wanted;
         self.input = self.input.take().filter(|_| wanted.input);
+        if !wanted.input {
+            self.rows.panel_rows = None;
+        }
         self.weight = self.weight.take().filter(|_| wanted.weight);
     }
 
@@ -183,7 +202,7 @@ impl<'a> Backward<'a> {
         if factors && self.both.is_none() {
             control = workspace.take(CONTROL_WORDS * 4);
             steps.push(Step::Clear { at: control, words: CONTROL_WORDS });
-            let bytes = rows.count * rows.pitch() * request.dtype.size();
+            let bytes = rows.elements() * request.dtype.size();
             gradient = workspace.take(bytes);
             if rows.padded {
                 steps.push(Step::Clear { at: gradient, words: bytes.div_ceil(4) });
@@ -348,7 +367,7 @@ impl<'a> Backward<'a> {
         push(&mut arguments, [channels, epilogue::group_channels(self.context)])?;
         push_activations(self.context, &mut arguments);
         push(&mut arguments, [self.rounded(), *groups, *group_out, *slots])?;
-        self.rows_step(arguments, axes, channels, strides, self.rows.pitch())
+        self.rows_step(arguments, axes, channels, strides, self.rows.layout(request.dtype.size()))
     }
 
     /// Whether rows are rounded to tf32, once for all that multiply them.
@@ -371,23 +390,24 @@ impl<'a> Backward<'a> {
         push(&mut arguments, [channels, channels, 0, 0])?;
         arguments.extend([Argument::F64(0.0); 2]);
         push(&mut arguments, [self.rounded(), 1, channels, self.rows.x_pitch])?;
-        self.rows_step(arguments, axes, channels, strides, self.rows.x_pitch)
+        let layout = [self.rows.x_pitch, 16 / request.dtype.size()].map(|apart| Argument::I64(apart as i64));
+        self.rows_step(arguments, axes, channels, strides, layout)
     }
 
-    /// The launch that writes rows of so many elements, one after the other.
+    /// The launch that writes rows that lie so.
     fn rows_step(
         &self,
         mut arguments: Vec<Argument>,
         axes: [[usize; 6]; 3],
         channels: usize,
         strides: [usize; 5],
-        pitch: usize,
+        layout: [Argument; 2],
     ) -> Result<Step> {
         let positions: usize = axes.iter().map(|[_, rows, classes, ..]| rows * classes).product();
         int(positions)?;
         push(&mut arguments, axes.into_iter().flatten())?;
-        let panel = 16 / self.context.request.dtype.size();
-        arguments.extend(strides.into_iter().chain([pitch, panel]).map(|step| Argument::I64(step as i64)));
+        arguments.extend(strides.map(|stride| Argument::I64(stride as i64)));
+        arguments.extend(layout);
         let (types, kind) = epilogue::element(self.context);
         let kernel =
             *self.context.narrowest("gradient_rows", &types, &[("KIND", kind)], "CHANNELS", channels)?;
@@ -449,6 +469,7 @@ impl<'a> Backward<'a> {
         let [_, sizes @ ..] = geometry.input_shape();
         let strides = strides(geometry.input_shape(), context.request.input_format);
         arguments.extend(strides.map(|stride| Argument::I64(stride as i64)));
+        arguments.extend(rows.layout(context.request.dtype.size()));
         let tasks = (rows.batch * sizes.iter().product::<usize>()).div_ceil(256);
         steps.push(self.by_definition("direct_input_gradient", tasks, self.input.is_some(), arguments)?);
         Ok(())
@@ -492,6 +513,7 @@ impl<'a> Backward<'a> {
         rows.push_axes(&mut arguments)?;
         let strides = strides(shape, context.request.input_format);
         arguments.extend(strides.map(|stride| Argument::I64(stride as i64)));
+        arguments.extend(rows.layout(context.request.dtype.size()));
         let tasks = self.pairs() * self.splits();
         if tasks >= 1 << 30 {
             return Err(Error::Overflow { what: "tiles of the weight's gradient on the GPU" });
@@ -507,8 +529,9 @@ impl<'a> Backward<'a> {
     }
 }
 
-/// The convolution of stride 1 that is the gradient of the input.
-fn input_plan(context: Context<'_>, rows: &Rows) -> Result<Plan> {
+/// What computes the convolution of stride 1 that is the gradient of the input: from rows, and where that is faster from
+/// panels, then with the rows of one.
+fn input_plans(context: Context<'_>, rows: &Rows) -> Result<Vec<(Option<Plan>, Option<usize>)>> {
     let request = context.request;
     let conv = ConvSpec::builder(rows.pitch(), rows.groups * rows.group_in, rows.axes.map(|axis| axis.count))
         .padding(rows.axes.map(|axis| axis.apart * (axis.count - 1)))
@@ -531,5 +554,16 @@ fn input_plan(context: Context<'_>, rows: &Rows) -> Result<Plan> {
         counts: rows.axes.map(|axis| axis.classes),
         full: rows.axes.map(|axis| axis.axis.kernel - (axis.count - 1) * axis.step),
     };
-    Plan::forward(Context { request: &request, classes: Some(classes), ..context })
+    let context = Context { request: &request, classes: Some(classes), ..context };
+    let plan = Plan::forward(context)?;
+    let context = Context { packed: true, ..context };
+    let may = request.algorithm.is_none_or(|algorithm| algorithm == Algorithm::HaloGemm);
+    let halo = Halo::all(context).into_iter().min_by(|one, other| one.seconds.total_cmp(&other.seconds));
+    let halo = halo.filter(|halo| may && halo.seconds < plan.seconds());
+    let mut plans = vec![(Some(plan), None)];
+    if let Some(halo) = halo {
+        let panel_rows = Some(halo.panel_rows());
+        plans.push((Some(Plan::of(context, Some(Family::Halo(Box::new(halo))))?), panel_rows));
+    }
+    Ok(plans)
 }

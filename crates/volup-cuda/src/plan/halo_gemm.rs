@@ -160,6 +160,7 @@ impl<'a> Halo<'a> {
             return None;
         }
         let [Some(d), Some(h), Some(w)] = geometry.axes().map(Lattice::new) else { return None };
+        let packed = context.packed;
         let lattices = [d, h, w];
         let axes = lattices.map(|lattice| PhaseAxis::new(lattice.axis));
         let [depth, height, width] = &axes;
@@ -215,6 +216,13 @@ impl<'a> Halo<'a> {
             }
         }
         let (chunk_panels, chunks, a_stages, b_stages, stage, unit, units) = fitting?;
+        // What is packed has every panel, and neither gaps nor parts.
+        let dense = axes.iter().all(|axis| axis.pitch == axis.axis.input) && block == 1 && parts == 1;
+        let filled =
+            channel_panels * (16 / operand.bytes()) == slice_in && chunks * chunk_panels == channel_panels;
+        if packed && !(dense && filled) {
+            return None;
+        }
         let shared = limit - room + a_stages * stage + b_stages * unit;
 
         // Rows that taps reach before the first position, and after the last tile.
@@ -223,6 +231,9 @@ impl<'a> Halo<'a> {
             line(depth.first as i64 - depth.reach as i64, height.first as i64 - height.reach as i64) + w_low;
         let high = line(depth.first as i64, height.first as i64) + w_low + halo_w as i64;
         let lead = usize::try_from((-low).max(0)).ok()?;
+        if packed && lead > 0 {
+            return None;
+        }
         let tail = usize::try_from(high.max(0)).ok()? + 8;
 
         let columns = slice_out.checked_mul(block * width.axis.stride)?;
@@ -236,6 +247,7 @@ impl<'a> Halo<'a> {
         let budget = (MOST_PACKED * (geometry.batch() * input_bytes) as f64) as usize;
         let fixed = row_bytes.checked_mul(lead + tail + bm)?;
         let most = budget.max(SMALL).saturating_sub(fixed) / row_bytes.checked_mul(positions)?;
+        let most = if packed { geometry.batch() } else { most };
         let parts_of_batch = geometry.batch().div_ceil(most.clamp(1, geometry.batch()));
         let batch = geometry.batch().div_ceil(parts_of_batch);
         let parts_of_batch = geometry.batch().div_ceil(batch);
@@ -287,7 +299,8 @@ impl<'a> Halo<'a> {
         let repeated = parts_of_batch as f64;
         let busy = compute.max((copied + weights) / CACHE) * repeated;
         let output = (geometry.batch() * sample * context.request.dtype.size()) as f64 / MEMORY;
-        let packed = (geometry.batch() * input_bytes) as f64 + repeated * 2.0 * (a_rows * row_bytes) as f64;
+        let passed = (geometry.batch() * input_bytes) as f64 + repeated * 2.0 * (a_rows * row_bytes) as f64;
+        let passed = if packed { 0.0 } else { passed / MEMORY };
         // A block computes nothing while it stores; two of them hardly make up for it.
         // Residues along width that are no small power of two are stored apart.
         let together = context.request.output_format == MemoryFormat::ChannelsLast3d
@@ -311,8 +324,9 @@ impl<'a> Halo<'a> {
         };
         let output = output / (lattices[0].step * lattices[1].step) as f64;
         // The first two packs overlap.
-        let launches = (parts_of_batch * 2 + if parts == 2 { 3 } else { 2 }) as f64 * LAUNCH;
-        let seconds = busy.max(output) + 0.2 * busy.min(output) + packed / MEMORY + launches + fill;
+        let launches = if packed { 2 } else { parts_of_batch * 2 + if parts == 2 { 3 } else { 2 } };
+        let launches = launches as f64 * LAUNCH;
+        let seconds = busy.max(output) + 0.2 * busy.min(output) + passed + launches + fill;
         Some(Halo {
             operand,
             kernel,
@@ -351,6 +365,11 @@ impl<'a> Halo<'a> {
         batch * depth.pitch * height.pitch * self.pw
     }
 
+    /// Rows of a panel where all samples are packed already.
+    pub(super) fn panel_rows(&self) -> usize {
+        self.packed_rows(self.batch)
+    }
+
     /// Rows that are packed.
     fn packed_rows(&self, batch: usize) -> usize {
         self.lead + self.rows(batch).next_multiple_of(tile_rows(self.kernel)) + self.tail
@@ -379,6 +398,11 @@ impl<'a> Halo<'a> {
             pack::largest(context, control, steps)?;
         }
         let (weight, scale) = self.pack_weight(context, control, workspace, steps)?;
+        if context.packed {
+            let at = |at| Argument::Pointer(Buffer::Workspace, at);
+            let operands = [Argument::Pointer(Buffer::Input, 0), at(weight), at(control + SCALE), at(scale)];
+            return self.multiply(context, operands, self.batch, 0, steps);
+        }
         let panels = self.slices * self.panels() * self.operand.parts();
         let input = workspace.take(self.packed_rows(self.batch) * panels * 16);
         let [batch, channels, ..] = request.geometry.input_shape();
@@ -392,6 +416,7 @@ impl<'a> Halo<'a> {
                 self.fill(context, steps)?;
             }
             let operands = [input, weight, control + SCALE, scale];
+            let operands = operands.map(|at| Argument::Pointer(Buffer::Workspace, at));
             self.multiply(context, operands, count, at(out_sample), steps)?;
         }
         // Where the input or the weight holds what the fast path cannot compute with, the definition.
@@ -498,7 +523,7 @@ impl<'a> Halo<'a> {
     fn multiply(
         &self,
         context: Context<'_>,
-        [input, weight, scale_x, scale_w]: [u64; 4],
+        [input, weight, scale_x, scale_w]: [Argument; 4],
         count: usize,
         at: u64,
         steps: &mut Vec<Step>,
@@ -506,10 +531,9 @@ impl<'a> Halo<'a> {
         let request = context.request;
         let conv = request.geometry.conv();
         let split = self.operand == Operand::Split;
-        let pointer = |at| Argument::Pointer(Buffer::Workspace, at);
-        let mut arguments = vec![pointer(input), pointer(weight)];
+        let mut arguments = vec![input, weight];
         if split {
-            arguments.extend([pointer(scale_x), pointer(scale_w)]);
+            arguments.extend([scale_x, scale_w]);
         }
         let [y_n, y_c, y @ ..] = strides(request.geometry.output_shape(), request.output_format);
         let first: usize = y.iter().zip(self.lattices).map(|(stride, lattice)| stride * lattice.first).sum();

@@ -220,6 +220,8 @@ struct Context<'a> {
     /// For the gradient of an input what its convolution's channels are. Gradients are of any magnitudes beside each
     /// other: the split is then left to devices that have nothing else.
     classes: Option<Classes>,
+    /// Whether the input lies as `halo_gemm` takes it, and what that cannot multiply is somebody else's.
+    packed: bool,
 }
 
 impl<'a> Context<'a> {
@@ -464,7 +466,7 @@ impl Plan {
     /// [`Error::MissingKernel`] if the build lacks what the plan needs; [`Error::Overflow`] for sizes
     /// past what the kernels count to.
     pub fn new(request: &Request, device: &DeviceInfo, variants: &[&Variant]) -> Result<Plan> {
-        let context = Context { request, device, variants, classes: None };
+        let context = Context { request, device, variants, classes: None, packed: false };
         match request.task {
             Task::Forward => Plan::forward(context),
             _ if request.geometry.batch() == 0 => Ok(Plan::nothing()),
@@ -508,7 +510,7 @@ impl Plan {
         variants: &[&Variant],
         most: usize,
     ) -> Result<Vec<Plan>> {
-        let context = Context { request, device, variants, classes: None };
+        let context = Context { request, device, variants, classes: None, packed: false };
         match request.task {
             Task::Forward => {}
             Task::Backward(wanted) | Task::Recompute(wanted) if request.geometry.batch() > 0 => {

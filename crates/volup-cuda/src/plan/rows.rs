@@ -78,6 +78,9 @@ pub(super) struct Rows {
     pub(super) x_pitch: usize,
     /// Rows.
     pub(super) count: usize,
+    /// Rows from a panel of the gradient to its next, where the same 16 bytes of neighbouring rows lie side by side; else a
+    /// row lies after the other.
+    pub(super) panel_rows: Option<usize>,
 }
 
 impl Rows {
@@ -98,7 +101,19 @@ impl Rows {
         // Voxels are counted in 32 bits.
         let count =
             count.filter(|&count| count < 1 << 30).ok_or(Error::Overflow { what: "voxels on the GPU" })?;
-        Ok(Rows { batch, parts, axes, groups, group_in, group_out, slots, padded, x_pitch, count })
+        Ok(Rows {
+            batch,
+            parts,
+            axes,
+            groups,
+            group_in,
+            group_out,
+            slots,
+            padded,
+            x_pitch,
+            count,
+            panel_rows: None,
+        })
     }
 
     /// Takes the batch as one part: where nothing is written by rows, there is no memory to save.
@@ -110,6 +125,21 @@ impl Rows {
     /// Elements of a row of the gradient.
     pub(super) fn pitch(&self) -> usize {
         self.groups * self.slots
+    }
+
+    /// Elements that the gradient's rows take.
+    pub(super) fn elements(&self) -> usize {
+        self.panel_rows.unwrap_or(self.count) * self.pitch()
+    }
+
+    /// Elements of so many bytes each from a row of the gradient to its next, and from 16 bytes of a row to the next.
+    pub(super) fn layout(&self, element: usize) -> [Argument; 2] {
+        let vector = 16 / element;
+        let apart = match self.panel_rows {
+            Some(rows) => [vector, vector * rows],
+            None => [self.pitch(), vector],
+        };
+        apart.map(|apart| Argument::I64(apart as i64))
     }
 
     pub(super) fn taps(&self) -> usize {

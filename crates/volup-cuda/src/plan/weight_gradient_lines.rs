@@ -174,7 +174,7 @@ impl<'a> WeightGradientLines<'a> {
         let [d, h, w] = rows.axes;
         let mut arguments = operands.to_vec();
         push(&mut arguments, [rows.batch, d.axis.input, h.axis.input, w.axis.input])?;
-        push(&mut arguments, [self.strips, self.steps, rows.pitch()])?;
+        push(&mut arguments, [self.strips, self.steps])?;
         push(&mut arguments, [rows.groups, rows.group_in, rows.group_out, rows.slots])?;
         for axis in rows.axes {
             push(&mut arguments, [axis.rows, axis.apart, axis.axis.kernel, axis.classes, axis.step])?;
@@ -184,6 +184,7 @@ impl<'a> WeightGradientLines<'a> {
         let format = context.request.input_format;
         let strides = strides(context.request.geometry.input_shape(), format);
         arguments.extend(strides.map(|stride| Argument::I64(stride as i64)));
+        arguments.extend(rows.layout(context.request.dtype.size()));
         let [of_gradient, of_input] =
             line_bytes(self.kernel, rows, self.steps, format == MemoryFormat::ChannelsLast3d);
         let shared = BARRIERS + (span + self.ahead) * of_gradient + self.ahead * of_input;

@@ -3,20 +3,23 @@
 //
 // Parameters: `rows` (of `gradient_rows`), `w`, `dx`, `control` (null, or words after which the result of another kernel may
 // stand; then nothing is done); i32: `n`, `groups`, `group_in`, `group_out`, `slots`; of depth, height, width what
-// `gradient_taps.cuh` says; i64: strides of `dx`: n, c, d, h, w. Threads: 256. Grid: any number of blocks.
+// `gradient_taps.cuh` says; i64: strides of `dx`: n, c, d, h, w, and `row` and `panel` of the rows. Threads: 256. Grid: any
+// number of blocks.
 
 #include "digits.cuh"
 #include "element.cuh"
 #include "gradient_taps.cuh"
+#include "row_layout.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) direct_input_gradient(const Element *rows, const Element *w, Element *dx, const unsigned *control,
                                                                         int n, int groups, int group_in, int group_out, int slots, TAP_AXIS(d),
                                                                         TAP_AXIS(h), TAP_AXIS(w), long long x_n, long long x_c, long long x_d,
-                                                                        long long x_h, long long x_w) {
+                                                                        long long x_h, long long x_w, long long row, long long panel) {
     if (stands(control)) return;
     const TapAxis d = TAP_AXIS_OF(d), h = TAP_AXIS_OF(h), wide = TAP_AXIS_OF(w);
+    const RowLayout layout = {row, panel};
     const int channels = groups * group_in;
-    const long long all = (long long)n * channels * d.input * h.input * wide.input, pitch = (long long)groups * slots;
+    const long long all = (long long)n * channels * d.input * h.input * wide.input;
     for (long long at = blockIdx.x * 256ll + threadIdx.x; at < all; at += gridDim.x * 256ll) {
         Digits<long long> digits = {at};
         const int channel = digits.next(channels), iw = digits.next(wide.input), ih = digits.next(h.input);
@@ -31,10 +34,11 @@ extern "C" __global__ void __launch_bounds__(256) direct_input_gradient(const El
                     if (!wide.reads(iw, tw)) continue;
                     const long long qd = id + td / d.step * d.apart, qh = ih + th / h.step * h.apart, qw = iw + tw / wide.step * wide.apart;
                     const int j = (td % d.step * h.classes + th % h.step) * wide.classes + tw % wide.step;
-                    const Element *const from = rows + ((((sample * (long long)d.rows + qd) * h.rows + qh) * wide.rows + qw) * pitch + group * slots + j * group_out);
+                    const Element *const from = rows + (((sample * (long long)d.rows + qd) * h.rows + qh) * wide.rows + qw) * row;
+                    const int slot = group * slots + j * group_out;
                     const long long taps = (long long)d.kernel * h.kernel * wide.kernel;
                     const Element *weight = w + (channel * group_out * taps + (td * h.kernel + th) * wide.kernel + tw);
-                    for (int c = 0; c < group_out; c++, weight += taps) sum = fma(widen(from[c]), widen(*weight), sum);
+                    for (int c = 0; c < group_out; c++, weight += taps) sum = fma(widen(from[layout.slot(slot + c)]), widen(*weight), sum);
                 }
             }
         }

@@ -7,19 +7,21 @@
 // Parameters: `x` (the input), `rows` (of `gradient_rows`), `partial` (`partial[((split*taps + t)*groups*group_in + ci)*group_out + co]`),
 // `control` (null, or words after which the result of another kernel may stand; then nothing is done); i32: `n`, `groups`,
 // `group_in`, `group_out`, `slots`, `splits`; of depth, height, width what `gradient_taps.cuh` says; i64: strides of `x`: n, c, d, h,
-// w. Threads: 256. Grid: any number of blocks. The voxels of all samples, and the tasks, are fewer than 2^30.
+// w, and `row` and `panel` of the rows. Threads: 256. Grid: any number of blocks. The voxels of all samples, and the tasks, are fewer than 2^30.
 
 #include "digits.cuh"
 #include "element.cuh"
 #include "gradient_taps.cuh"
+#include "row_layout.cuh"
 
 constexpr int TILE = 16, PIECE = 32, PIECES = 32;
 
 extern "C" __global__ void __launch_bounds__(TILE *TILE, KIND == 4 ? 2 : 4)
     direct_weight_gradient(const Element *x, const Element *rows, Sum *partial, const unsigned *control, int n, int groups, int group_in,
                            int group_out, int slots, int splits, TAP_AXIS(d), TAP_AXIS(h), TAP_AXIS(w), long long x_n, long long x_c,
-                           long long x_d, long long x_h, long long x_w) {
+                           long long x_d, long long x_h, long long x_w, long long row, long long panel) {
     if (stands(control)) return;
+    const RowLayout layout = {row, panel};
     const TapAxis d = TAP_AXIS_OF(d), h = TAP_AXIS_OF(h), w = TAP_AXIS_OF(w);
     // Of one row each: channels of the input and of the output; of a row that adds nothing none is read.
     __shared__ Sum of_x[PIECE][TILE + 1], of_y[PIECE][TILE + 1];
@@ -44,17 +46,16 @@ extern "C" __global__ void __launch_bounds__(TILE *TILE, KIND == 4 ? 2 : 4)
                     const int voxel = start + piece * PIECE + threadIdx.x, sample = voxel / voxels_d, in_sample = voxel - sample * voxels_d;
                     const int id = in_sample / voxels_h, ih = in_sample / voxels_w % h.input, iw = in_sample % voxels_w;
                     const bool here = voxel < voxels && d.reads(id, td) && h.reads(ih, th) && w.reads(iw, tw);
-                    const auto row = [&](int qd, int qh, int qw) { return (((long long)sample * d.rows + qd) * h.rows + qh) * w.rows + qw; };
+                    const int qd = id + td / d.step * d.apart, qh = ih + th / h.step * h.apart, qw = iw + tw / w.step * w.apart;
                     x_at[threadIdx.x] = here ? sample * x_n + id * x_d + ih * x_h + iw * x_w + (group * group_in + c_in) * x_c : -1;
-                    y_at[threadIdx.x] = row(id + td / d.step * d.apart, ih + th / h.step * h.apart, iw + tw / w.step * w.apart) * groups * slots +
-                                        group * slots + j * group_out + c_out;
+                    y_at[threadIdx.x] = ((((long long)sample * d.rows + qd) * h.rows + qh) * w.rows + qw) * layout.row;
                 }
                 __syncthreads();
                 for (int i = threadIdx.x; i < PIECE * TILE; i += TILE * TILE) {
                     const int row = i / TILE, c = i % TILE;
                     const bool here = x_at[row] >= 0;
                     of_x[row][c] = here && c_in + c < group_in ? widen(x[x_at[row] + c * x_c]) : 0;
-                    of_y[row][c] = here && c_out + c < group_out ? widen(rows[y_at[row] + c]) : 0;
+                    of_y[row][c] = here && c_out + c < group_out ? widen(rows[y_at[row] + layout.slot(group * slots + j * group_out + c_out + c)]) : 0;
                 }
                 __syncthreads();
                 Sum of_piece = 0;

@@ -30,11 +30,11 @@
 //
 // Parameters: `x`, `rows` (multiples of 16 bytes), `partial` (as `direct_weight_gradient` has it, a share a split), `control`
 // (the word of the input's largest magnitude, as bits of float32); i32: `batch`, `depth`, `height`, `width` (of the input),
-// `strips`, `steps` (of a strip, at most 16), `pitch` (elements of a row), `groups`, `group_in`, `group_out`, `slots`; of depth,
+// `strips`, `steps` (of a strip, at most 16), `groups`, `group_in`, `group_out`, `slots`; of depth,
 // height, width: rows, `apart` (rows from one tap of a class to its next), kernel, classes, step; `x_slots`, `g_slots` (lines
 // that the rings hold: at least 3, and of G as many more as the taps of a block are lines apart), `share` (lines); i64: strides of
-// `x`: n, c, d, h, w. Channels or voxels of a line lie together, the other strides are multiples of 16 bytes, so is a line of
-// voxels. `group_out`, `slots` and `pitch` are multiples of 8 of 16 bits, of 2 else, where (kernel_w - 1) / step_w * apart_w is at
+// `x`: n, c, d, h, w, and `row` and `panel` of the rows, which for KIND 3 follow each other. Channels or voxels of a line lie together, the other strides are multiples of 16 bytes, so is a line of
+// voxels. `group_out` and `slots` are multiples of 8 of 16 bits, of 2 else, where (kernel_w - 1) / step_w * apart_w is at
 // most HALO. The lines and the rows of all samples are fewer than 2^30.
 //
 // Threads: 512. Grid: (ceil(kernel_h * kernel_w / TAPS) * kernel_d * tiles of NC channels of G * tiles of 64*MI of X * groups,
@@ -47,6 +47,7 @@
 #include "mma.cuh"
 #include "operand.cuh"
 #include "register_operand.cuh"
+#include "row_layout.cuh"
 
 #if !defined(MI) || !defined(NC)
 #error "MI: 64 channels of the input; NC: channels of the gradient of a tap"
@@ -110,9 +111,9 @@ struct Piece {
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) weight_gradient_lines(
     const Element *x, const Element *rows, float *partial, unsigned *control, int batch, int depth, int height, int width, int strips, int steps,
-    int pitch, int groups, int group_in, int group_out, int slots, int rows_d, int apart_d, int kernel_d, int classes_d, int step_d, int rows_h,
+    int groups, int group_in, int group_out, int slots, int rows_d, int apart_d, int kernel_d, int classes_d, int step_d, int rows_h,
     int apart_h, int kernel_h, int classes_h, int step_h, int rows_w, int apart_w, int kernel_w, int classes_w, int step_w, int x_slots,
-    int g_slots, int share, long long x_n, long long x_c, long long x_d, long long x_h, long long x_w) {
+    int g_slots, int share, long long x_n, long long x_c, long long x_d, long long x_h, long long x_w, long long row, long long panel) {
     extern __shared__ __align__(128) char memory[];
     const int lines = batch * depth * strips * height, first_line = blockIdx.y * share, last_line = min(first_line + share, lines);
     const int in_tiles = (group_in + CHANNELS - 1) / CHANNELS, out_tiles = (group_out + NC - 1) / NC, plane = kernel_h * kernel_w;
@@ -122,8 +123,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) weight_gradient_lines(
     // Lines of G from the first that a line of the input reads to the last.
     const int low = tap0 / kernel_w / step_h * apart_h, span = (min(tap0 + TAPS, plane) - 1) / kernel_w / step_h * apart_h - low;
     const int line_rows = STEP * steps + (kernel_w - 1) / step_w * apart_w;
-    const int panel = KIND == 0 ? 16 * (line_rows | 1) : 16 * NC, panels = KIND == 0 ? NC / 8 : 2 * steps;
-    const int part_bytes = classes_h * (KIND == 0 ? classes_w : kernel_w) * panels * panel, g_bytes = PARTS * part_bytes;
+    const int panel_bytes = KIND == 0 ? 16 * (line_rows | 1) : 16 * NC, panels = KIND == 0 ? NC / 8 : 2 * steps;
+    const int part_bytes = classes_h * (KIND == 0 ? classes_w : kernel_w) * panels * panel_bytes, g_bytes = PARTS * part_bytes;
     const bool last = x_c == 1;
     const int x_pitch = last ? CHANNELS * SIZE + PAD : 32 * steps + 16, x_bytes = x_pitch * (last ? STEP * steps : CHANNELS);
     const unsigned full_g = shared(memory), empty_g = full_g + 8 * g_slots, full_x = empty_g + 8 * g_slots, empty_x = full_x + 8 * x_slots;
@@ -161,37 +162,45 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) weight_gradient_lines(
             copy_rows(ring_x + to_x.at * x_bytes + first * x_pitch + minor * SIZE, apart * x_pitch, from + first * stride + minor, apart * stride,
                       (count - first + apart - 1) / apart, left - first, apart);
         };
-        const Element *const own_g = rows + group * slots + td % step_d * classes_h * classes_w * group_out + co0;
+        // The first slot of G, of the first class.
+        const int own_g = group * slots + td % step_d * classes_h * classes_w * group_out + co0;
+        const RowLayout layout = {row, panel};
+        // Of as many bits as leave enough registers.
+        const int pitch = (int)row;
+        const std::conditional_t<KIND == 3, int, long long> line_pitch = row;
         // The first row of G and the first voxel of a run.
         const auto rows_of = [&](const Run &run) {
             const long long line = ((long long)run.n * rows_d + run.d + td / step_d * apart_d) * rows_h + run.h + low;
-            return (line * rows_w + run.strip * STEP * steps) * pitch;
+            return (line * rows_w + run.strip * STEP * steps) * line_pitch;
         };
         const auto voxels_of = [&](const Run &run) { return run.n * x_n + run.d * x_d + run.h * x_h + run.strip * STEP * steps * x_w; };
 #if KIND == 0
         // Copies that the barrier counts when they are done.
         const auto arrive = [](unsigned barrier) { asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory"); };
         constexpr int VECTOR = 16 / SIZE, PER = NC / VECTOR, ROWS = FILLERS / PER;
-        const int c = thread % PER * VECTOR, row0 = thread / PER, classes = classes_h * classes_w, copies = (line_rows - row0 + ROWS - 1) / ROWS;
+        // Neighbouring threads copy neighbours, of a row or of a panel.
+        const bool by_panels = pitch == VECTOR;
+        const int own_panel = by_panels ? thread / ROWS : thread % PER, row0 = by_panels ? thread % ROWS : thread / PER;
+        const int c = own_panel * VECTOR, classes = classes_h * classes_w, copies = (line_rows - row0 + ROWS - 1) / ROWS;
 #pragma unroll 1
         for (int line = first_line; line < last_line;) {
             const Run run(line, last_line, strips, depth, height);
             const int w0 = run.strip * STEP * steps, left = (co0 + c < group_out ? rows_w - w0 : 0) - row0;
-            const Element *of_line = own_g + rows_of(run) + c + row0 * (long long)pitch, *of_x = own_x + voxels_of(run);
+            const Element *of_line = rows + rows_of(run) + layout.slot(own_g + c) + row0 * (long long)pitch, *of_x = own_x + voxels_of(run);
 #pragma unroll 1
             for (int i = 0; i < run.length + span; i++) {
                 const Element *from = of_line;
-                unsigned to = ring_g + to_g.at * g_bytes + thread % PER * panel + row0 * 16;
+                unsigned to = ring_g + to_g.at * g_bytes + own_panel * panel_bytes + row0 * 16;
                 barrier_wait(empty_g + 8 * to_g.at, to_g.phase);
 #pragma unroll 1
                 for (int j = 0; j < classes; j++) {
                     copy_rows(to, ROWS * 16, from, ROWS * (long long)pitch, copies, left, ROWS);
-                    from += group_out;
-                    to += PER * panel;
+                    from += group_out / VECTOR * layout.panel;
+                    to += PER * panel_bytes;
                 }
                 arrive(full_g + 8 * to_g.at);
                 to_g.advance(g_slots);
-                of_line += (long long)rows_w * pitch;
+                of_line += (long long)rows_w * line_pitch;
                 if (i >= span) {
                     fill_x(of_x, w0);
                     arrive(full_x + 8 * to_x.at);
@@ -206,7 +215,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) weight_gradient_lines(
         // next. A thread keeps to its channels.
         constexpr int AHEAD = 2, OCTETS = FILLERS / COLUMNS;
         const int c = thread % COLUMNS, octet0 = thread / COLUMNS, octets = classes_h * classes_w * steps, turns = (octets + OCTETS - 1) / OCTETS;
-        const int row_bytes = panels * panel, warp = __shfl_sync(0xffffffffu, thread / 32, 0);
+        const int row_bytes = panels * panel_bytes, warp = __shfl_sync(0xffffffffu, thread / 32, 0);
         Piece held[AHEAD];
         // The barrier of the line of X whose copies are on their way.
         unsigned owed_x = 0;
@@ -224,15 +233,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) weight_gradient_lines(
         const auto load_next = [&](Piece &to) {
             if (line >= last_line) return;
             const int left = octet < octets && co0 + WIDE * c < group_out ? rows_w - (run.strip * steps + in_class) * 8 : 0;
-            const float *from = own_g + of_line + (WIDE * c + j * group_out + in_class * 8 * pitch);
+            const int slot = own_g + WIDE * c + j * group_out, ahead = in_class * 8 * pitch;
+            const float *from = rows + of_line + (KIND == 3 ? slot + ahead : layout.slot(slot) + ahead);
 #pragma unroll
-            for (int row = 0; row < 8 + HALO; row++) {
+            for (int e = 0; e < 8 + HALO; e++) {
 #if KIND == 1
-                const float2 both = row < left ? __ldg((const float2 *)(from + row * pitch)) : make_float2(0.0f, 0.0f);
-                to.v[0][row] = both.x;
-                to.v[1][row] = both.y;
+                const float2 both = e < left ? __ldg((const float2 *)(from + e * pitch)) : make_float2(0.0f, 0.0f);
+                to.v[0][e] = both.x;
+                to.v[1][e] = both.y;
 #else
-                to.v[0][row] = row < left ? __ldg(from + row * pitch) : 0.0f;
+                to.v[0][e] = e < left ? __ldg(from + e * pitch) : 0.0f;
 #endif
             }
             const int jh = classes_w == 1 ? j : j / classes_w, jw = j - jh * classes_w;
@@ -246,7 +256,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) weight_gradient_lines(
             octet = octet0;
             j = octet0 / steps;
             in_class = octet0 - j * steps;
-            of_line += (long long)rows_w * pitch;
+            of_line += (long long)rows_w * line_pitch;
             if (i >= span) {
                 // Each warp has every fourth line of X.
                 if (++lines_x % (FILLERS / X_FILLERS) == warp) {
@@ -332,13 +342,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) weight_gradient_lines(
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
         const int tap = tap0 + warpgroup * OWN + i < plane ? tap0 + warpgroup * OWN + i : tap0, th = tap / kernel_w, tw = tap - th * kernel_w;
-        const int start = KIND == 0 ? (th % step_h * classes_w + tw % step_w) * panels * panel + tw / step_w * apart_w * 16
-                                    : (th % step_h * kernel_w + tw) * panels * panel;
+        const int start = KIND == 0 ? (th % step_h * classes_w + tw % step_w) * panels * panel_bytes + tw / step_w * apart_w * 16
+                                    : (th % step_h * kernel_w + tw) * panels * panel_bytes;
         place_of[i] = ((th / step_h * apart_h - low) * g_bytes + start) / 16;
     }
     const unsigned g_line = g_bytes / 16, g_ring = g_slots * g_line, g_step = KIND == 0 ? 16 : 2 * NC;
     // Of 16 bits columns lie in panels, in which what is added up follows row by row; else rows.
-    const unsigned low_word = ring_g >> 4 | (KIND == 0 ? 8 : NC) << 16, high_word = KIND == 0 ? panel >> 4 : 8;
+    const unsigned low_word = ring_g >> 4 | (KIND == 0 ? 8 : NC) << 16, high_word = KIND == 0 ? panel_bytes >> 4 : 8;
     // Where this thread reads X, and how far the next step and the next 64 channels are.
     const int by_voxels = KIND == 0 ? (lane % 8 + lane / 16 * 8) * x_pitch + (warp * 16 + lane / 8 % 2 * 8) * 2 : t * x_pitch + (warp * 16 + g) * 4;
     const int own = last ? by_voxels : (warp * 16 + lane % 8 + lane / 8 % 2 * 8) * x_pitch + lane / 16 * 16;

@@ -81,23 +81,56 @@ pub fn of_axes(call: &Call<'_>, name: &str) -> [i64; 3] {
     AXES.map(|axis| call.int(&format!("{name}_{axis}")))
 }
 
-/// How rows lie.
-struct Steps {
+/// How the rows lie that a kernel writes or reads: one after the other, or the same vector of neighbouring ones side by side.
+#[derive(Clone, Copy)]
+pub struct RowLayout {
     row: i64,
+    panel: i64,
+    vector: i64,
+}
+
+impl RowLayout {
+    /// That of a kernel's rows, which this is the address of.
+    pub fn new(call: &Call<'_>, rows: Pointer) -> RowLayout {
+        let [row, panel] = call.ints(["row", "panel"]);
+        RowLayout { row, panel, vector: 16 / rows.width as i64 }
+    }
+
+    /// Where a slot of a row lies, counted through all groups.
+    pub fn at(&self, row: i64, slot: i64) -> i64 {
+        row * self.row + slot / self.vector * self.panel + slot % self.vector
+    }
+
+    /// Elements from the first to the last of so many rows of so many slots.
+    pub fn extent(&self, rows: i64, slots: i64) -> i64 {
+        self.at(rows - 1, slots - 1) + 1
+    }
+
+    /// Rows of so many slots do not overlap.
+    pub fn check(&self, rows: i64, slots: i64, what: &str) {
+        let one_by_one = self.panel == self.vector && self.row == slots;
+        let panels = self.row == self.vector && self.panel >= rows * self.vector && slots % self.vector == 0;
+        assert!(one_by_one || panels && self.panel % self.vector == 0, "{what}");
+    }
+}
+
+/// How the slots of a row follow each other.
+struct Steps {
+    layout: RowLayout,
     group: i64,
     class: i64,
 }
 
 impl Steps {
-    /// Those of a kernel to which a group's channels of a class have this name.
-    fn new(call: &Call<'_>, channels: &str) -> Steps {
-        let [groups, slots, class] = call.ints(["groups", "slots", channels]);
-        Steps { row: groups * slots, group: slots, class }
+    /// Those of a kernel's rows to which a group's channels of a class have this name.
+    fn new(call: &Call<'_>, rows: Pointer, channels: &str) -> Steps {
+        let [slots, class] = call.ints(["slots", channels]);
+        Steps { layout: RowLayout::new(call, rows), group: slots, class }
     }
 
     /// Where an element of a row lies: of a group and a class, a channel of both.
     fn at(&self, row: i64, [group, class, c]: [i64; 3]) -> i64 {
-        row * self.row + group * self.group + class * self.class + c
+        self.layout.at(row, group * self.group + class * self.class + c)
     }
 }
 
@@ -114,7 +147,9 @@ pub fn extents(call: &Call<'_>) -> Vec<(&'static str, i64)> {
         "gradient_rows" => {
             let rows = samples(call) * of_axes(call, "rows").iter().product::<i64>();
             let terms = 2 * samples(call) * (call.int("channels") / call.int("group_channels"));
-            vec![("out", rows * product(call, &["groups", "slots"])), ("control", 1), ("terms", terms)]
+            let layout = RowLayout::new(call, call.pointer("out"));
+            let out = layout.extent(rows, product(call, &["groups", "slots"]));
+            vec![("out", out), ("control", 1), ("terms", terms)]
         }
         "gradient_weight" => {
             let taps: i64 = of_axes(call, "count").iter().product();
@@ -122,7 +157,9 @@ pub fn extents(call: &Call<'_>) -> Vec<(&'static str, i64)> {
         }
         "direct_input_gradient" | "direct_weight_gradient" => {
             let rows = product(call, &["n", "d_rows", "h_rows", "w_rows"]);
-            let mut found = vec![("control", 2), ("rows", rows * product(call, &["groups", "slots"]))];
+            let layout = RowLayout::new(call, call.pointer("rows"));
+            let extent = layout.extent(rows, product(call, &["groups", "slots"]));
+            let mut found = vec![("control", 2), ("rows", extent)];
             if call.has("partial") {
                 let pairs = product(call, &["groups", "group_in", "group_out", "splits"]);
                 found.push(("partial", pairs * product(call, &["d_kernel", "h_kernel", "w_kernel"])));
@@ -169,6 +206,9 @@ pub fn check(call: &Call<'_>) {
                 // What a class and a row are of: outputs that follow each other as rows do.
                 assert_eq!(axis.step * axis.dilation, axis.apart * axis.stride, "{what}");
             }
+            let rows = product(call, &["n", "d_rows", "h_rows", "w_rows"]);
+            let slots = product(call, &["groups", "slots"]);
+            RowLayout::new(call, call.pointer("rows")).check(rows, slots, what);
             let pieces = tasks(product(call, &["n", "d_input", "h_input", "w_input"]), PIECE);
             if call.has("splits") {
                 let tiles = ["group_in", "group_out"].map(|name| tasks(call.int(name), TILE));
@@ -202,12 +242,7 @@ fn check_rows(call: &Call<'_>) {
     let vector = 16 / out.width as i64;
     assert!(out.at.is_multiple_of(16) && groups * slots % vector == 0, "{what}");
     assert!(group_in % vector > 0 || slots % vector == 0, "{what}");
-    // One after the other, or their vectors side by side.
-    let all = samples(call) * rows.iter().product::<i64>();
-    assert!(
-        [[groups * slots, vector], [vector, vector * all]].contains(&call.ints(["row", "panel"])),
-        "{what}"
-    );
+    RowLayout::new(call, out).check(samples(call) * rows.iter().product::<i64>(), groups * slots, what);
     assert!([0, 1].contains(&round) && (round == 0 || call.size("KIND") == 1), "{what}");
     assert!(call.given("terms").is_some() == call.given("mean").is_some(), "{what}");
     check_epilogue(call);
@@ -232,13 +267,13 @@ pub fn run(call: &Call<'_>, machine: &mut Machine) {
 /// A tensor by rows, each with the slots of every group: of a class and a channel the element at `s*i - p + j*d`, or the
 /// gradient that follows from it.
 fn rows(call: &Call<'_>, machine: &mut Machine) {
-    let ([groups, group_in], steps) = (call.ints(["groups", "group_in"]), Steps::new(call, "group_in"));
+    let [groups, group_in] = call.ints(["groups", "group_in"]);
     let [size, counts, classes, stride, padding, dilation] =
         ["size", "rows", "classes", "stride", "padding", "dilation"].map(|name| of_axes(call, name));
     let strides = call.ints(["x_d", "x_h", "x_w"]);
     let [x_n, x_c] = call.ints(["x_n", "x_c"]);
     let [x, out, control] = ["x", "out", "control"].map(|name| call.pointer(name));
-    let ([row, panel], vector) = (call.ints(["row", "panel"]), 16 / out.width as i64);
+    let steps = Steps::new(call, out, "group_in");
     let (y, terms, epilogue) = (call.given("y"), call.given("terms"), Epilogue::new(call, machine));
     let mut most = 0.0;
     for (line, (sample, i)) in (0..).zip((0..samples(call)).flat_map(|n| every(counts).map(move |i| (n, i))))
@@ -254,8 +289,7 @@ fn rows(call: &Call<'_>, machine: &mut Machine) {
                     value = epilogue.gradient(machine, [sample, c], terms, [y, value]);
                 }
                 most = bits(value).max(most);
-                let slot = steps.at(0, [c / group_in, class, c % group_in]);
-                machine.write(out, slot / vector * panel + line * row + slot % vector, value);
+                machine.write(out, steps.at(line, [c / group_in, class, c % group_in]), value);
             }
         }
     }
@@ -323,7 +357,7 @@ fn direct_input(call: &Call<'_>, machine: &mut Machine) {
     }
     let axes = TapAxis::all(call);
     let [n, groups, group_in, group_out] = call.ints(["n", "groups", "group_in", "group_out"]);
-    let steps = Steps::new(call, "group_out");
+    let steps = Steps::new(call, call.pointer("rows"), "group_out");
     let [rows, w, dx] = ["rows", "w", "dx"].map(|name| call.pointer(name));
     let [x_n, x_c, x_d, x_h, x_w] = call.ints(["x_n", "x_c", "x_d", "x_h", "x_w"]);
     let taps: i64 = axes.iter().map(|axis| axis.kernel).product();
@@ -350,7 +384,7 @@ fn direct_weight(call: &Call<'_>, machine: &mut Machine) {
     }
     let axes = TapAxis::all(call);
     let [n, groups, group_in, group_out] = call.ints(["n", "groups", "group_in", "group_out"]);
-    let steps = Steps::new(call, "group_out");
+    let steps = Steps::new(call, call.pointer("rows"), "group_out");
     let splits = call.int("splits");
     let [x_n, x_c, x_d, x_h, x_w] = call.ints(["x_n", "x_c", "x_d", "x_h", "x_w"]);
     let [x, rows, partial] = ["x", "rows", "partial"].map(|name| call.pointer(name));
@@ -399,6 +433,7 @@ pub fn features(call: &Call<'_>, machine: &Machine) -> Vec<&'static str> {
                 ("channels of rows one by one", group_in % vector > 0),
                 ("classes", classes > 1),
                 ("groups", groups > 1),
+                ("panels of rows", call.int("row") == vector && groups * slots > vector),
                 ("rows of channels last", call.int("x_c") == 1),
                 ("rows that are rounded", call.int("round") == 1),
                 ("slots past the last class", gradient && slots > classes * group_in),

@@ -240,7 +240,7 @@ fn lacking(call: &Call<'_>, chunk: i64) -> [bool; 3] {
     [0, 1, 2].map(|axis| j[axis] >= call.int(["full_d", "full_h", "full_w"][axis]))
 }
 
-/// A stage: rows of a chunk's panels, as 16 bytes each.
+/// A stage: rows of a chunk's panels, as 16 bytes each. What is past the last position need not be anything.
 fn stage(
     call: &Call<'_>,
     machine: &Machine,
@@ -249,13 +249,18 @@ fn stage(
     rows: i64,
 ) -> Vec<f64> {
     let [a_rows, slices, chunks, panels] = call.ints(["a_rows", "slices", "chunks", "chunk_panels"]);
+    let filled = call.int("lead") + call.int("rows");
     let (a, first) = (call.pointer("a"), ((part * slices + slice) * chunks + chunk) * panels);
     let e = elements(a);
     assert!(rows <= call.int("stage_rows"), "{rows} rows of a stage");
     assert!(from >= 0 && from + rows <= a_rows, "rows {from} to {} of {a_rows}", from + rows);
     let pieces =
         (first..first + panels).flat_map(|panel| (from..from + rows).map(move |row| panel * a_rows + row));
-    pieces.flat_map(|piece| (piece * e..(piece + 1) * e).map(|at| machine.read(a, at))).collect()
+    let read = |piece: i64, at| {
+        let past = piece % a_rows >= filled && !machine.is_written(a, at);
+        if past { f64::NAN } else { machine.read(a, at) }
+    };
+    pieces.flat_map(|piece| (piece * e..(piece + 1) * e).map(move |at| read(piece, at))).collect()
 }
 
 /// Rows are positions, or blocks of them, columns are channels and residues along width; residues along

@@ -249,7 +249,7 @@ pub fn check(call: &Call<'_>) {
     let padded = ceil(layout.output, 8 * layout.tiles) * 8 * layout.tiles;
     let shared = 16 * (units + layout.taps() + layout.units_of_work())
         + 4 * (layout.parts * layout.chunks() * x_c + 4 * padded)
-        + 512 * layout.parts * ceil(layout.output, 8) * units / 8
+        + 64 * layout.parts * (ceil(layout.output, 8) * (units - 8) + padded)
         + 4 * WARPS * 8 * layout.tiles * STAGED;
     assert_eq!(call.shared, shared, "{what}");
     let own = i64::from(call.variant.shared_bytes);

@@ -84,6 +84,11 @@ impl Machine {
         start as usize / CELL
     }
 
+    /// Whether an element has been written, or cleared.
+    pub fn is_written(&self, pointer: Pointer, index: i64) -> bool {
+        self.buffers[pointer.buffer as usize][self.cell(pointer, index)].width != 0
+    }
+
     /// An element.
     pub fn read(&self, pointer: Pointer, index: i64) -> f64 {
         let (cells, first) = (&self.buffers[pointer.buffer as usize], self.cell(pointer, index));

@@ -329,6 +329,7 @@ fn gradients_of_f32_are_those_of_the_definition() {
         "more chunks than a warp has lanes",
         "more samples than a warp has lanes",
         "nothing behind the convolution",
+        "panels of rows",
         "rows apart along width",
         "rows of a bare convolution",
         "rows of channels last",

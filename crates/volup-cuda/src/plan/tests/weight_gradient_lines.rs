@@ -2,7 +2,7 @@
 
 use super::contracts::bits;
 use super::epilogue::tasks;
-use super::gradient::of_axes;
+use super::gradient::{RowLayout, of_axes};
 use super::machine::{Call, Machine};
 use super::operand::split;
 use crate::plan::Buffer;
@@ -95,18 +95,18 @@ impl Layout {
 /// The parts of the workspace that a launch may touch, each with its number of elements.
 pub fn extents(call: &Call<'_>) -> Vec<(&'static str, i64)> {
     let layout = Layout::new(call);
-    let [groups, group_in, group_out, pitch] = call.ints(["groups", "group_in", "group_out", "pitch"]);
+    let [groups, group_in, group_out, slots] = call.ints(["groups", "group_in", "group_out", "slots"]);
     let taps: i64 = layout.kernel.iter().product();
     let rows = layout.batch * layout.rows.iter().product::<i64>();
     let partial = call.grid[1] * taps * groups * group_in * group_out;
-    vec![("rows", rows * pitch), ("partial", partial), ("control", 1)]
+    let extent = RowLayout::new(call, call.pointer("rows")).extent(rows, groups * slots);
+    vec![("rows", extent), ("partial", partial), ("control", 1)]
 }
 
 /// What the sizes, the grid and the shared memory have to be.
 pub fn check(call: &Call<'_>) {
     let (what, layout) = (call.variant.name, Layout::new(call));
-    let [groups, group_in, group_out, slots, pitch] =
-        call.ints(["groups", "group_in", "group_out", "slots", "pitch"]);
+    let [groups, group_in, group_out, slots] = call.ints(["groups", "group_in", "group_out", "slots"]);
     let [steps, x_slots, g_slots, share] = call.ints(["steps", "x_slots", "g_slots", "share"]);
     let (x, rows, partial) = (call.pointer("x"), call.pointer("rows"), call.pointer("partial"));
     let Layout { tile: [m, n], size, kernel, classes, step, apart, .. } = layout;
@@ -138,10 +138,12 @@ pub fn check(call: &Call<'_>) {
     assert!(if layout.last { x_w >= groups * group_in } else { x_w == 1 && size[2] % vector == 0 }, "{what}");
     assert!(!layout.last || groups == 1 || group_in % vector == 0, "{what}");
     let vector = if layout.kind == 0 { 8 } else { 2 };
-    assert!(rows.at.is_multiple_of(16) && pitch == groups * slots, "{what}");
-    assert!([group_out, slots, pitch].iter().all(|channels| channels % vector == 0), "{what}");
+    assert!(rows.at.is_multiple_of(16), "{what}");
+    assert!([group_out, slots].iter().all(|channels| channels % vector == 0), "{what}");
     assert!(slots >= classes.iter().product::<i64>() * group_out && partial.width == 4, "{what}");
+    let lie = RowLayout::new(call, rows);
     let rows = layout.batch * layout.rows.iter().product::<i64>();
+    lie.check(rows, groups * slots, what);
     assert!(rows < OVERFLOW && call.given("control").is_some(), "{what}");
 }
 
@@ -167,9 +169,10 @@ pub fn features(call: &Call<'_>) -> Vec<(&'static str, bool)> {
 pub fn run(call: &Call<'_>, machine: &mut Machine) {
     let layout = Layout::new(call);
     let [groups, group_in, group_out, slots] = call.ints(["groups", "group_in", "group_out", "slots"]);
-    let [pitch, share] = call.ints(["pitch", "share"]);
+    let share = call.int("share");
     let [x_n, x_c, x_d, x_h, x_w] = call.ints(["x_n", "x_c", "x_d", "x_h", "x_w"]);
     let [x, rows, partial, control] = ["x", "rows", "partial", "control"].map(|name| call.pointer(name));
+    let lie = RowLayout::new(call, rows);
     let Layout { kernel, classes, step, apart, size, .. } = layout;
     let parts = if layout.kind == 3 { 2 } else { 1 };
     let (taps, channels): (i64, i64) = (kernel.iter().product(), groups * group_in);
@@ -198,7 +201,7 @@ pub fn run(call: &Call<'_>, machine: &mut Machine) {
                     let class = (j[0] * classes[1] + j[1]) * classes[2] + j[2];
                     for group in 0..groups {
                         for co in 0..group_out {
-                            let of_g = row * pitch + group * slots + class * group_out + co;
+                            let of_g = lie.at(row, group * slots + class * group_out + co);
                             let [high, low] = split(parts, machine.read(rows, of_g));
                             for ci in group * group_in..(group + 1) * group_in {
                                 let [x_high, x_low] = of_x[ci as usize];

@@ -27,7 +27,10 @@ const CASES: [(&str, &str); 4] = [
 ];
 /// All that matters to the kernel; `rows_d` only where a part has several samples.
 const ARGUMENTS: [(&str, &str); 4] = [
-    ("weight_gradient_lines", "batch depth height width strips steps pitch groups group_in group_out slots"),
+    (
+        "weight_gradient_lines",
+        "batch depth height width strips steps row panel groups group_in group_out slots",
+    ),
     (
         "weight_gradient_lines",
         "rows_d apart_d kernel_d classes_d step_d rows_h apart_h kernel_h classes_h step_h",
