@@ -74,6 +74,7 @@ GRADIENT_KERNELS = {
     "shuffle_gradient": "shuffle_gemm",
     "weight_gradient": "halo_gemm",
     "weight_gradient_lines": "halo_gemm",
+    "weight_gradient_narrow": "halo_gemm",
 }
 # How each is asked for.
 CHECKED = {

@@ -40,10 +40,11 @@ fn each_family_in_tf32() {
 /// Kernels that the plan seldom takes for what is as small as tests are: of convolutions, and of gradients, with a family
 /// that leaves them to be chosen.
 const KERNEL: &str = "shuffle_wgmma";
-const OF_GRADIENTS: [(Algorithm, &str); 3] = [
+const OF_GRADIENTS: [(Algorithm, &str); 4] = [
     (Algorithm::ShuffleGemm, "shuffle_gradient"),
     (Algorithm::HaloGemm, "weight_gradient"),
     (Algorithm::HaloGemm, "weight_gradient_lines"),
+    (Algorithm::HaloGemm, "weight_gradient_narrow"),
 ];
 
 fn passes_with_kernels(precision: Precision) {

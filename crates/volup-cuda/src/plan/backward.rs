@@ -376,9 +376,20 @@ impl<'a> Backward<'a> {
         usize::from(request.dtype == DType::F32 && request.precision == Precision::Tf32)
     }
 
-    /// The launch that writes the input by rows, which have gaps where those of the gradient have more.
-    fn input_rows(&self, control: u64, out: u64, part: usize) -> Result<Step> {
+    /// Writes the input by rows, which have gaps where those of the gradient have more; returns where they are.
+    fn input_rows(
+        &self,
+        control: u64,
+        part: usize,
+        workspace: &mut Workspace,
+        steps: &mut Vec<Step>,
+    ) -> Result<u64> {
         let request = self.context.request;
+        let bytes = self.rows.count * self.rows.x_pitch * request.dtype.size();
+        let out = workspace.take(bytes);
+        if self.rows.x_pitch != self.rows.groups * self.rows.group_in {
+            steps.push(Step::Clear { at: out, words: bytes / 4 });
+        }
         let axes = self.rows.axes.map(|axis| [axis.axis.input, axis.rows, 1, 1, 0, 1]);
         let strides = strides(request.geometry.input_shape(), request.input_format);
         let channels = request.block.conv().in_channels();
@@ -391,7 +402,8 @@ impl<'a> Backward<'a> {
         arguments.extend([Argument::F64(0.0); 2]);
         push(&mut arguments, [self.rounded(), 1, channels, self.rows.x_pitch])?;
         let layout = [self.rows.x_pitch, 16 / request.dtype.size()].map(|apart| Argument::I64(apart as i64));
-        self.rows_step(arguments, axes, channels, strides, layout)
+        steps.push(self.rows_step(arguments, axes, channels, strides, layout)?);
+        Ok(out)
     }
 
     /// The launch that writes rows that lie so.
@@ -492,13 +504,12 @@ impl<'a> Backward<'a> {
         let given = Argument::Pointer(Buffer::Input, start);
         match &self.weight {
             Some(Weight::Rows(weight)) => {
-                let bytes = rows.count * rows.x_pitch * context.request.dtype.size();
-                let input = workspace.take(bytes);
-                if rows.x_pitch != rows.groups * rows.group_in {
-                    steps.push(Step::Clear { at: input, words: bytes / 4 });
-                }
-                steps.push(self.input_rows(control, input, part)?);
+                let input = self.input_rows(control, part, workspace, steps)?;
                 steps.push(weight.step(rows, [at(input), at(gradient), at(partial)])?);
+            }
+            Some(Weight::Narrow(weight)) => {
+                let input = self.input_rows(control, part, workspace, steps)?;
+                steps.push(weight.step(context, rows, [at(input), at(gradient), at(partial)])?);
             }
             Some(Weight::Lines(weight)) => {
                 let operands = [given, at(gradient), at(partial), at(control + LARGEST[0])];

@@ -24,6 +24,7 @@ mod tests;
 mod weight;
 mod weight_gradient;
 mod weight_gradient_lines;
+mod weight_gradient_narrow;
 
 use crate::{Algorithm, DeviceInfo, Variant};
 use classes::Classes;

@@ -31,6 +31,8 @@ mod variants;
 mod weight_gradient;
 mod weight_gradient_lines;
 mod weight_gradient_lines_plans;
+mod weight_gradient_narrow;
+mod weight_gradient_narrow_plans;
 
 use crate::plan::{Argument, Buffer, Plan, Request, Step, Task};
 use crate::{Algorithm, DeviceInfo, Variant};

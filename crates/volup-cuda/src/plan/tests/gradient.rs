@@ -7,6 +7,7 @@ use super::machine::{Call, Machine, Pointer};
 use super::shuffle_gradient;
 use super::weight_gradient;
 use super::weight_gradient_lines;
+use super::weight_gradient_narrow;
 use crate::plan::Buffer;
 
 /// The axes' names.
@@ -169,6 +170,7 @@ pub fn extents(call: &Call<'_>) -> Vec<(&'static str, i64)> {
         "shuffle_gradient" => shuffle_gradient::extents(call),
         "weight_gradient" => weight_gradient::extents(call),
         "weight_gradient_lines" => weight_gradient_lines::extents(call),
+        "weight_gradient_narrow" => weight_gradient_narrow::extents(call),
         "weight_gradient_sum" => {
             vec![("partial", product(call, &["splits", "taps", "in_channels", "group_out"]))]
         }
@@ -183,6 +185,7 @@ pub fn check(call: &Call<'_>) {
         "shuffle_gradient" => return shuffle_gradient::check(call),
         "weight_gradient" => return weight_gradient::check(call),
         "weight_gradient_lines" => return weight_gradient_lines::check(call),
+        "weight_gradient_narrow" => return weight_gradient_narrow::check(call),
         _ => {}
     }
     let [blocks, rest @ ..] = call.grid;
@@ -259,6 +262,7 @@ pub fn run(call: &Call<'_>, machine: &mut Machine) {
         "shuffle_gradient" => shuffle_gradient::run(call, machine),
         "weight_gradient" => weight_gradient::run(call, machine),
         "weight_gradient_lines" => weight_gradient_lines::run(call, machine),
+        "weight_gradient_narrow" => weight_gradient_narrow::run(call, machine),
         "weight_gradient_sum" => sum(call, machine),
         _ => epilogue::run(call, machine),
     }
@@ -443,6 +447,7 @@ pub fn features(call: &Call<'_>, machine: &Machine) -> Vec<&'static str> {
         "shuffle_gradient" => shuffle_gradient::features(call, machine),
         "weight_gradient" => weight_gradient::features(call),
         "weight_gradient_lines" => weight_gradient_lines::features(call),
+        "weight_gradient_narrow" => weight_gradient_narrow::features(call),
         "direct_input_gradient" | "direct_weight_gradient" => {
             let input = call.kernel() == "direct_input_gradient";
             let done = !stands(call, machine);

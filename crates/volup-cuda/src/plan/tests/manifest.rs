@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 const VARIANTS: &str = include_str!("../../../../volup-kernels/variants.toml");
 
 /// The kernels' files by family; those in CUDA C++ by kernel.
-const SOURCES: [(&str, &str); 29] = [
+const SOURCES: [(&str, &str); 30] = [
     ("block_output", include_str!("../../../../volup-kernels/src/cuda/block_output.cu")),
     ("box_gemm", include_str!("../../../../volup-kernels/src/cuda/box_gemm.cu")),
     ("box_pack_weight", include_str!("../../../../volup-kernels/src/cuda/box_pack_weight.cu")),
@@ -38,6 +38,7 @@ const SOURCES: [(&str, &str); 29] = [
     ("shuffle_wgmma", include_str!("../../../../volup-kernels/src/cuda/shuffle_wgmma.cu")),
     ("weight_gradient", include_str!("../../../../volup-kernels/src/cuda/weight_gradient.cu")),
     ("weight_gradient_lines", include_str!("../../../../volup-kernels/src/cuda/weight_gradient_lines.cu")),
+    ("weight_gradient_narrow", include_str!("../../../../volup-kernels/src/cuda/weight_gradient_narrow.cu")),
     ("weight_gradient_sum", include_str!("../../../../volup-kernels/src/cuda/weight_gradient_sum.cu")),
 ];
 
@@ -193,6 +194,7 @@ fn declared_in_cuda(variant: &Variant, source: &'static str) -> Signature {
         "shuffle_wgmma" => vec!["KIND", "MODE"],
         "weight_gradient" => vec!["KIND", "WARP_M", "WARP_N", "WARPS_M", "WARPS_N", "TAPS", "CTAS"],
         "weight_gradient_lines" => vec!["KIND", "MI", "NC"],
+        "weight_gradient_narrow" => vec!["KIND", "CTAS"],
         _ => vec!["KIND"],
     };
     Signature { types, sizes, parameters }

@@ -218,7 +218,7 @@ fn own() -> impl Iterator<Item = Case> {
 }
 
 /// A device's kernels with one that multiplies gradients for the weight's of each kind of numbers alone, a tile of
-/// `weight_gradient`, then none, then `weight_gradient_lines`; or for 0 with all.
+/// `weight_gradient`, then none, then `weight_gradient_lines`, then `weight_gradient_narrow`; or for 0 with all.
 fn with_tile(variants: &[Variant], tile: usize) -> Vec<&Variant> {
     let of_kind = |variant: &Variant| (variant.entry, variant.types, variant.param("KIND"));
     let kept = |&(at, variant): &(usize, &Variant)| {
@@ -226,6 +226,7 @@ fn with_tile(variants: &[Variant], tile: usize) -> Vec<&Variant> {
         let before = match variant.entry {
             "weight_gradient" => before.count() + 1,
             "weight_gradient_lines" => before.count() + TILES + 2,
+            "weight_gradient_narrow" => TILES + LINES + 2,
             _ => tile,
         };
         tile == 0 || before == tile
@@ -250,7 +251,7 @@ impl Turn {
     pub fn new(turn: usize) -> Turn {
         let formats = [turn % 2, turn / 2 % 2].map(|format| FORMATS[format]);
         let algorithm = Algorithm::ALL.get(turn / 4 % (Algorithm::ALL.len() + 1)).copied();
-        Turn { formats, tile: turn % (TILES + LINES + 2), algorithm }
+        Turn { formats, tile: turn % (TILES + LINES + 3), algorithm }
     }
 }
 
@@ -309,11 +310,16 @@ fn gradients_of_f32_are_those_of_the_definition() {
         found.into_iter().partition(|what| what.starts_with("weight_gradient_"));
     let all = variants_for(devices()[1].arch);
     let of_f32 = all.iter().filter(|variant| {
-        ["weight_gradient", "weight_gradient_lines"].contains(&variant.entry) && variant.types.is_empty()
+        let names = ["weight_gradient", "weight_gradient_lines", "weight_gradient_narrow"];
+        names.contains(&variant.entry) && variant.types.is_empty()
     });
     assert_eq!(tiles, of_f32.map(|variant| variant.name).collect());
     let expected = [
         "a chunk without elements",
+        "all shifts: blocks of columns",
+        "all shifts: columns past the last",
+        "all shifts: shares",
+        "all shifts: tiles of slots",
         "blocks of channels",
         "blocks of channels of rows",
         "blocks that do nothing",

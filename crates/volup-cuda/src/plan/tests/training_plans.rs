@@ -14,6 +14,9 @@ use volup::{DType, Error, Precision, Wanted};
 const NONE: Wanted =
     Wanted { input: false, weight: false, bias: false, norm_weight: false, norm_bias: false };
 
+/// The kernels that compute the gradient of the weight on tensor cores.
+const OF_WEIGHT: [&str; 3] = ["weight_gradient", "weight_gradient_lines", "weight_gradient_narrow"];
+
 /// The device that the kernels are for, and these.
 fn hopper() -> DeviceInfo {
     let [_, hopper, _] = devices();
@@ -114,10 +117,7 @@ fn check(plan: &Plan, request: &Request, what: &str) {
         let kind = call.variant.param("KIND").expect("a kind of numbers");
         let right = match request.dtype {
             DType::F64 => kind == 4,
-            DType::F32
-                if ["shuffle_gradient", "weight_gradient", "weight_gradient_lines"]
-                    .contains(&call.kernel()) =>
-            {
+            DType::F32 if call.kernel() == "shuffle_gradient" || OF_WEIGHT.contains(&call.kernel()) => {
                 kind == if tf32 { 1 } else { 3 }
             }
             DType::F32 => kind == 1,
@@ -143,9 +143,7 @@ fn kernels_get_what_they_ask_for() {
             check(&plan, &request, &what);
             // Of float64 by the definition alone.
             let names: BTreeSet<&str> = launches(&plan).iter().map(|call| call.kernel()).collect();
-            let fast = ["weight_gradient", "weight_gradient_lines", "gradient_weight"]
-                .iter()
-                .any(|name| names.contains(name));
+            let fast = OF_WEIGHT.iter().chain(&["gradient_weight"]).any(|name| names.contains(name));
             assert!(request.dtype != DType::F64 || plan.algorithm == Algorithm::Direct && !fast, "{plan}");
             assert_eq!(plan.steps.is_empty(), asks_for_nothing(&request), "{plan}");
         }
@@ -206,7 +204,7 @@ fn a_missing_kernel_is_named() {
             match with(&|variant| variant.entry != call.variant.entry) {
                 Ok(other) => {
                     let others = launches(&other);
-                    assert!(["weight_gradient", "weight_gradient_lines"].contains(&call.kernel()), "{other}");
+                    assert!(OF_WEIGHT.contains(&call.kernel()), "{other}");
                     assert!(others.iter().all(|other| other.kernel() != call.kernel()), "{other}");
                 }
                 Err(Error::MissingKernel { name, arch }) => {
