@@ -14,10 +14,10 @@
 //
 // `Y[R, column] = sum over (td, th), step, k: A[R + offset, k] * B[td, th, step][column][k]`.
 //
-// - **A**, written by `halo_pack_input`: panels of 16 bytes a row (E elements: 8 of 16 bits or 4 of 32).
+// - **A**, written by `halo_pack_input` or, without gaps, by `gradient_rows`: panels of 16 bytes a row (E elements: 8 of 16 bits or 4 of 32).
 //   Panel `slice*chunks*chunk_panels + parity*channel_panels + c/E` of row `lead + R` holds channels c.. of the slice
 //   at (n, jd, jh, jb*block + parity) of the input; what is no input is zero: gaps at the ends of rows,
-//   planes and samples, `lead` rows before, all rows to `a_rows` after, channels past the slice's last.
+//   planes and samples, `lead` rows before, channels past the slice's last. Rows past the last position's may be anything.
 //   A slice has `chunks * chunk_panels` panels, an even number a chunk; those past the last are zeros.
 //   Panels are `a_rows` rows apart. The split's low part follows after `slices*chunks*chunk_panels` panels.
 // - **B**, written by `halo_pack_weight`: tiles of `chunk_panels` panels of BN rows (columns of Y) of 16
