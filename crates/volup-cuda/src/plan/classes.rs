@@ -31,14 +31,12 @@ impl Short {
             .then_some(Short { panels: bytes / 16, classes })
     }
 
-    /// The share of all taps that there are.
-    pub(super) fn share(&self, taps: [usize; 3]) -> f64 {
+    /// The shares of the taps along each axis that there are.
+    pub(super) fn shares(&self, taps: [usize; 3]) -> [f64; 3] {
         let Classes { counts, full, .. } = self.classes;
-        (0..3)
-            .map(|axis| {
-                let lacking = counts[axis].saturating_sub(full[axis]) as f64 / counts[axis] as f64;
-                1.0 - lacking / taps[axis] as f64
-            })
-            .product()
+        [0, 1, 2].map(|axis| {
+            let lacking = counts[axis].saturating_sub(full[axis]) as f64 / counts[axis] as f64;
+            1.0 - lacking / taps[axis] as f64
+        })
     }
 }

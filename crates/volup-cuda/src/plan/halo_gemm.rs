@@ -278,7 +278,10 @@ impl<'a> Halo<'a> {
         let device = context.device.multiprocessors as f64;
         let steps = (taps * w_steps * chunks * chunk_panels / 2) as f64;
         let instructions = (row_tiles * bm / 64 * all) as f64 * steps * if parts == 2 { 3.0 } else { 1.0 };
-        let there = short.map_or(1.0, |short| short.share(geometry.conv().kernel_size()));
+        // Where taps lack along height and width alone a stage is none the less needed.
+        let [of_d, of_h, of_w] = short.map_or([1.0; 3], |short| short.shares(geometry.conv().kernel_size()));
+        let there = of_d * of_h * of_w;
+        let stages_there = of_d * if whole_h { 1.0 } else { of_h };
         let instructions = instructions * there;
         let clocks = (0.5 * n as f64).max(16.0 + n as f64 / 4.0);
         let side_by_side = device * ctas as f64;
@@ -288,10 +291,10 @@ impl<'a> Halo<'a> {
             * chunks
             * if whole_h { h_step.min(height.axis.kernel) } else { height.axis.kernel };
         let turns = taps * chunks * (w_steps / unit_steps);
-        let waits =
-            (row_tiles * all) as f64 * (stages as f64 * STAGE + turns as f64 * UNIT * parts as f64) * there;
+        let waits = stages as f64 * STAGE * stages_there + turns as f64 * UNIT * parts as f64 * there;
+        let waits = (row_tiles * all) as f64 * waits;
         let compute = (instructions * clocks / EFFICIENCY + waits) / (device * CLOCK * full);
-        let copied = (row_tiles * all) as f64 * (stages * stage) as f64 * there;
+        let copied = (row_tiles * all) as f64 * (stages * stage) as f64 * stages_there;
         let weights = there
             * units as f64
             * unit as f64
