@@ -46,11 +46,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         for precision in precisions.split(',') {
             for layout in layouts.split(',') {
                 let request = Request { task, algorithm: family, ..request(&case, precision, layout)? };
-                let found = match task {
-                    Task::Training => vec![Plan::new(&request, &device, &variants)?],
-                    _ => Plan::candidates(&request, &device, &variants, most.parse()?)?,
-                };
-                for plan in found {
+                for plan in Plan::candidates(&request, &device, &variants, most.parse()?)? {
                     plans.push(described(&case, &request, [precision, layout], &plan));
                 }
             }

@@ -16,6 +16,10 @@ const SUMS: usize = 5;
 /// An address that nothing is at.
 pub(super) const NULL: Argument = Argument::I64(0);
 
+/// Where statistics are saved.
+pub(super) const SAVED: [Argument; 2] =
+    [Argument::Pointer(Buffer::Mean, 0), Argument::Pointer(Buffer::Rstd, 0)];
+
 /// The types and the `KIND` of kernels that are compiled for each type of tensors.
 pub(super) fn element(context: Context<'_>) -> (Vec<&'static str>, i64) {
     match context.request.dtype {
@@ -122,12 +126,7 @@ pub(super) fn statistics(
     let per_group = of.channels / norm.groups();
     let between = [of.channels * of.chunks, per_group * of.chunks, of.chunks, 0];
     let partials = Partials { arrays, chunks: per_group, repeats: 1, columns: of.chunks, steps: between };
-    partials.merge_to(
-        context,
-        norm,
-        [Buffer::Mean, Buffer::Rstd].map(|buffer| Argument::Pointer(buffer, 0)),
-        steps,
-    )
+    partials.merge_to(context, norm, SAVED, steps)
 }
 
 /// Launches what makes the output of a convolution's.

@@ -1,6 +1,6 @@
 //! Planning `implicit_gemm`: few channels, and exactly the products that an output has. The kernel's file says what the numbers mean.
 
-use super::norm::{self, Pass};
+use super::norm::{self, Pass, Way};
 use super::pack::Operand;
 use super::{
     Argument, Buffer, Context, RESERVED, SHARED, Step, Workspace, activation_code, epilogue, grid, product,
@@ -35,13 +35,17 @@ const FIRST: f64 = 0.3;
 const START: f64 = 10e-6;
 const WEIGHTS: f64 = 1e-6;
 /// Instructions of a warp: for a step beside its products, for a tile of a step by kind of operand, for a unit of work
-/// beside its steps and outputs; for 32 outputs, written or counted; for a thread's vector of the input.
+/// beside its steps and outputs; for 32 outputs, written or counted; for a box's partial statistics; for a thread's vector of
+/// the input.
 const STEP: f64 = 25.0;
 const TILE: [f64; 3] = [2.0, 2.0, 4.0];
 const PRODUCT: [f64; 3] = [1.0, 1.0, 7.5];
 const UNIT: f64 = 280.0;
 const WRITTEN: f64 = 9.0;
 const COUNTED: f64 = 4.0;
+const PARTIAL: f64 = 500.0;
+/// The part of what is counted, and of the activations before it, that does not hide among lines that are written.
+const AMONG: f64 = 0.35;
 const VECTOR: f64 = 60.0;
 
 /// A plan of this family.
@@ -62,8 +66,8 @@ pub(super) struct ImplicitGemm<'a> {
     shared: usize,
     /// Blocks that the device holds at once.
     resident: usize,
-    /// Whether everything is computed twice: for statistics, then to be written normalized.
-    pub(super) twice: bool,
+    /// What it does about a normalization.
+    pub(super) way: Way,
     /// The time that this is expected to take.
     pub(super) seconds: f64,
 }
@@ -72,8 +76,7 @@ impl fmt::Display for ImplicitGemm<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [tiles, rows] = ["MT", "ROWS"].map(|name| size(self.kernel, name));
         write!(f, "implicit_gemm {} {} channels, {rows} lines, ", self.operand.name(), 8 * tiles)?;
-        write!(f, "boxes of {}x{}", self.box_d, self.row_blocks)?;
-        if self.twice { f.write_str("; recomputed for the norm") } else { Ok(()) }
+        write!(f, "boxes of {}x{}{}", self.box_d, self.row_blocks, self.way)
     }
 }
 
@@ -150,16 +153,17 @@ impl<'a> ImplicitGemm<'a> {
         let types = operand.types(context);
         let is_it = |kernel: &&Variant| kernel.param("KIND") == Some(operand.kind());
         let kernels = context.kernels("implicit_gemm", &types).filter(is_it);
+        // Those that count what they write do nothing else.
+        let does = |kernel: &Variant, way| kernel.param("COUNTS").is_some() == (way == Way::Counted);
         // Statistics are of activations that a few instructions compute.
-        let plain = !matches!(activation_code(epilogue(&request.block)[0]).0, 4 | 8);
-        let modes: &[bool] = if request.block.norm().is_some() && plain { &[false, true] } else { &[false] };
+        let ways = Way::all(context, |activation| !matches!(activation_code(activation).0, 4 | 8));
         let mut all = Vec::new();
         for kernel in kernels {
             for planes in [1, 2, 4] {
                 for row_blocks in [1, 2, 4, 8] {
                     let cut = [planes * depth.stride, row_blocks];
-                    let of = |&twice: &bool| ImplicitGemm::new(context, operand, kernel, cut, twice);
-                    all.extend(modes.iter().filter_map(of));
+                    let of = |&way| ImplicitGemm::new(context, operand, kernel, cut, way);
+                    all.extend(ways.iter().filter(|&&way| does(kernel, way)).filter_map(of));
                 }
             }
         }
@@ -171,7 +175,7 @@ impl<'a> ImplicitGemm<'a> {
         operand: Operand,
         kernel: &'a Variant,
         [box_d, row_blocks]: [usize; 2],
-        twice: bool,
+        way: Way,
     ) -> Option<ImplicitGemm<'a>> {
         let request = context.request;
         let (geometry, conv) = (&request.geometry, request.geometry.conv());
@@ -225,7 +229,7 @@ impl<'a> ImplicitGemm<'a> {
         let bytes = request.dtype.size() as f64;
         let count = |shape: [usize; 5]| shape.iter().map(|&size| size as f64).product::<f64>() * bytes;
         let (x, y) = (count(geometry.input_shape()), count(geometry.output_shape()));
-        if twice && 12.0 * partials as f64 > norm::room(y) {
+        if way != Way::Plain && 12.0 * partials as f64 > norm::room(y) {
             return None;
         }
         let each = |count: usize| count as f64;
@@ -237,10 +241,8 @@ impl<'a> ImplicitGemm<'a> {
         let steps = each(units) / 8.0 / each(of_residues.len());
         let of_tile = TILE[kind] + PRODUCT[kind] * each(tiles);
         let outputs = each(rows * tiles * 16);
-        let [code, post] =
-            [epilogue(&request.block)[0], request.block.post_activation()].map(|a| activation_code(a).0);
-        let unit = steps * (each(rows * 4) * of_tile + STEP) + UNIT + outputs * bent(code);
-        let normalized = if twice { outputs * (2.0 + bent(post)) } else { 0.0 };
+        let of = |activation| outputs * bent(activation_code(activation).0);
+        let unit = steps * (each(rows * 4) * of_tile + STEP) + UNIT;
         let units_of_warp = each(box_units.div_ceil(warp_rows) * blocks_of_warp.div_ceil(1 << column_bits));
         let vectors = each(chunks * planes * lines * PITCH / 4);
         let scattered = if width.input.is_multiple_of(4) { 1.0 } else { 3.0 };
@@ -251,14 +253,28 @@ impl<'a> ImplicitGemm<'a> {
         let turns = (each(turns_of_block) + FIRST) * each(ctas * WARPS) / (4.0 * issued * CLOCK);
         let weights =
             each(units * channel_blocks) / 64.0 / 2.0 * WEIGHTS * each(turns_of_block.min(conv.groups()));
-        let pass = |unit: f64, moved: f64| {
-            let (compute, moved) = (turns * (units_of_warp * unit + brought), moved / MEMORY);
+        let pass = |unit: f64, of_box: f64, moved: f64| {
+            let (compute, moved) = (turns * (units_of_warp * unit + of_box + brought), moved / MEMORY);
             START + weights + compute.max(moved) + SEEN * compute.min(moved)
         };
-        let mut seconds = pass(unit + normalized + outputs * WRITTEN, x + y);
-        if twice {
-            seconds += pass(unit + outputs * COUNTED, x) + norm::MERGE + 24.0 * each(partials) / MEMORY;
-        }
+        let (written, counted) = (outputs * WRITTEN, outputs * COUNTED);
+        let handed_over = PARTIAL * each(blocks_of_warp.div_ceil(1 << column_bits));
+        let merged = norm::MERGE + 24.0 * each(partials) / MEMORY;
+        let activated = of(epilogue(&request.block)[0]);
+        let seconds = match way {
+            Way::Plain => pass(unit + activated + written, 0.0, x + y),
+            Way::Twice => {
+                let normalized = outputs * 2.0 + of(request.block.post_activation());
+                let first = pass(unit + activated + counted, handed_over, x);
+                first + merged + pass(unit + activated + normalized + written, 0.0, x + y)
+            }
+            Way::Counted => {
+                let behind = of(context.counted.and_then(|block| block.activation()));
+                let among = AMONG * (activated + behind + counted);
+                let rest = if context.counted.is_some() { 0.0 } else { norm::scaling(context) };
+                pass(unit + among + written, handed_over, x + y) + merged + rest
+            }
+        };
         Some(ImplicitGemm {
             operand,
             kernel,
@@ -272,7 +288,7 @@ impl<'a> ImplicitGemm<'a> {
             column_bits,
             shared,
             resident,
-            twice,
+            way,
             seconds,
         })
     }
@@ -286,7 +302,7 @@ impl<'a> ImplicitGemm<'a> {
     ) -> Result<()> {
         let chunks = self.boxes.iter().product::<usize>() * (WARPS >> self.column_bits);
         let channels = context.request.geometry.conv().out_channels();
-        norm::passes(context, self.twice, [chunks, channels], workspace, steps, |pass| {
+        norm::passes(context, self.way, [chunks, channels], workspace, steps, |pass| {
             self.step(context, pass).map(Some)
         })
     }

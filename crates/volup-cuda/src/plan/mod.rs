@@ -28,6 +28,7 @@ mod weight_gradient_narrow;
 
 use crate::{Algorithm, DeviceInfo, Variant};
 use classes::Classes;
+use norm::Way;
 use std::fmt;
 use volup::{Activation, BlockSpec, DType, Error, Geometry, MemoryFormat, Precision, Result, Wanted};
 
@@ -223,6 +224,9 @@ struct Context<'a> {
     classes: Option<Classes>,
     /// Whether the input lies as `halo_gemm` takes it, and what that cannot multiply is somebody else's.
     packed: bool,
+    /// For the forward pass of training, where only the convolution is planned, the block whose normalization's statistics
+    /// are taken of its output.
+    counted: Option<BlockSpec>,
 }
 
 impl<'a> Context<'a> {
@@ -233,6 +237,15 @@ impl<'a> Context<'a> {
             variant.entry.strip_suffix("_entry").unwrap_or(variant.entry) == kernel && variant.types == types
         };
         self.variants.iter().filter(is_it).copied().collect::<Vec<_>>().into_iter()
+    }
+
+    /// For the forward pass of training that of the convolution alone.
+    fn of_convolution<'b>(self, request: &'b Request) -> Context<'b>
+    where
+        'a: 'b,
+    {
+        let block = self.request.block;
+        Context { request, counted: block.norm().map(|_| block), ..self }
     }
 
     /// The one kernel of a function for some types and sizes.
@@ -281,6 +294,11 @@ impl<'a> Context<'a> {
     fn accumulator_name(self) -> &'static str {
         if self.request.dtype == DType::F64 { "f64" } else { "f32" }
     }
+}
+
+/// The request of a block's convolution alone.
+fn bare(request: &Request) -> Request {
+    Request { block: BlockSpec::from(*request.block.conv()), ..*request }
 }
 
 /// The activations that follow the convolution at once, in order. Without a normalization both of a
@@ -358,9 +376,10 @@ fn gcd(a: usize, b: usize) -> usize {
     if b == 0 { a } else { gcd(b, a % b) }
 }
 
-/// The time that the normalization is expected to take where it comes after the convolution.
+/// The time that the normalization, or its statistics, are expected to take where they come after the convolution.
 fn after(context: Context<'_>) -> f64 {
-    context.request.block.norm().map_or(0.0, |_| norm::seconds(context))
+    let counted = context.counted.map_or(0.0, |block| norm::counting(context, &block));
+    context.request.block.norm().map_or(counted, |_| norm::seconds(context))
 }
 
 /// How a convolution may be computed, other than by the definition.
@@ -386,13 +405,13 @@ impl<'a> Family<'a> {
         }
     }
 
-    /// Whether its steps are all of the block's.
-    fn normalizes(&self) -> bool {
+    /// What its steps do about a normalization.
+    fn way(&self) -> Way {
         match self {
-            Family::Shuffle(shuffle) => shuffle.twice(),
-            Family::Wgmma(wgmma) => wgmma.twice(),
-            Family::Implicit(implicit) => implicit.twice,
-            _ => false,
+            Family::Shuffle(shuffle) => shuffle.way(),
+            Family::Wgmma(wgmma) => wgmma.way,
+            Family::Implicit(implicit) => implicit.way,
+            _ => Way::Plain,
         }
     }
 
@@ -407,7 +426,7 @@ impl<'a> Family<'a> {
             Family::Wgmma(wgmma) => wgmma.seconds,
             Family::Implicit(implicit) => implicit.seconds,
         };
-        if self.normalizes() { own } else { own + after(context) }
+        if self.way() == Way::Plain { own + after(context) } else { own }
     }
 
     /// Every plan of every family that applies. On the architecture that `halo_gemm` is for, it does what
@@ -431,6 +450,37 @@ impl<'a> Family<'a> {
             all.extend(linear_gemm::Linear::new(context)?.map(Family::Linear));
         }
         Ok(all)
+    }
+
+    /// What is expected to be the fastest, of the family that is asked for if one is; nothing where the definition is.
+    fn best(context: Context<'a>) -> Result<Option<Family<'a>>> {
+        let mut families = Family::all(context)?;
+        match context.request.algorithm {
+            Some(wanted) => {
+                // What does not apply is left to the one that nearly always does.
+                let there =
+                    wanted == Algorithm::Direct || families.iter().any(|family| family.algorithm() == wanted);
+                let wanted = if there { wanted } else { Algorithm::LinearGemm };
+                families.retain(|family| family.algorithm() == wanted);
+            }
+            None => {
+                let direct = direct::seconds(context) + after(context);
+                families.retain(|family| family.seconds(context) < direct);
+            }
+        }
+        let faster =
+            |one: &Family<'_>, other: &Family<'_>| one.seconds(context).total_cmp(&other.seconds(context));
+        Ok(families.into_iter().min_by(faster))
+    }
+
+    /// At most so many that are expected to be the fastest, in order, of the family that is asked for if one is; where there
+    /// are none, the definition.
+    fn fastest(context: Context<'a>, most: usize) -> Result<Vec<Option<Family<'a>>>> {
+        let mut families = Family::all(context)?;
+        families.retain(|family| context.request.algorithm.is_none_or(|wanted| wanted == family.algorithm()));
+        families.sort_by(|one, other| one.seconds(context).total_cmp(&other.seconds(context)));
+        families.truncate(most);
+        Ok(if families.is_empty() { vec![None] } else { families.into_iter().map(Some).collect() })
     }
 
     fn steps(&self, context: Context<'_>, workspace: &mut Workspace, steps: &mut Vec<Step>) -> Result<()> {
@@ -467,7 +517,7 @@ impl Plan {
     /// [`Error::MissingKernel`] if the build lacks what the plan needs; [`Error::Overflow`] for sizes
     /// past what the kernels count to.
     pub fn new(request: &Request, device: &DeviceInfo, variants: &[&Variant]) -> Result<Plan> {
-        let context = Context { request, device, variants, classes: None, packed: false };
+        let context = Context { request, device, variants, classes: None, packed: false, counted: None };
         match request.task {
             Task::Forward => Plan::forward(context),
             _ if request.geometry.batch() == 0 => Ok(Plan::nothing()),
@@ -480,24 +530,7 @@ impl Plan {
 
     /// What computes a block's output.
     fn forward(context: Context<'_>) -> Result<Plan> {
-        let request = context.request;
-        let mut families = Family::all(context)?;
-        match request.algorithm {
-            Some(wanted) => {
-                // What does not apply is left to the one that nearly always does.
-                let there =
-                    wanted == Algorithm::Direct || families.iter().any(|family| family.algorithm() == wanted);
-                let wanted = if there { wanted } else { Algorithm::LinearGemm };
-                families.retain(|family| family.algorithm() == wanted);
-            }
-            None => {
-                let direct = direct::seconds(context) + after(context);
-                families.retain(|family| family.seconds(context) < direct);
-            }
-        }
-        let best =
-            families.into_iter().min_by(|one, other| one.seconds(context).total_cmp(&other.seconds(context)));
-        Plan::of(context, best)
+        Plan::of(context, Family::best(context)?)
     }
 
     /// The plans for a request that may be the fastest, the one that is expected to be first, at most `most`:
@@ -511,26 +544,24 @@ impl Plan {
         variants: &[&Variant],
         most: usize,
     ) -> Result<Vec<Plan>> {
-        let context = Context { request, device, variants, classes: None, packed: false };
+        let context = Context { request, device, variants, classes: None, packed: false, counted: None };
         match request.task {
-            Task::Forward => {}
-            Task::Backward(wanted) | Task::Recompute(wanted) if request.geometry.batch() > 0 => {
-                let all = backward::Backward::all(context, wanted)?;
-                return all.iter().take(most).map(Plan::backward).collect();
+            Task::Forward => {
+                let of = |family| Plan::of(context, family);
+                Family::fastest(context, most)?.into_iter().map(of).collect()
             }
-            _ => return Ok(vec![Plan::new(request, device, variants)?]),
+            _ if request.geometry.batch() == 0 => Ok(vec![Plan::nothing()]),
+            Task::Training => {
+                let convolution = bare(request);
+                let convolution = context.of_convolution(&convolution);
+                let of = |family| Plan::trained(context, convolution, family, true);
+                Family::fastest(convolution, most)?.into_iter().map(of).collect()
+            }
+            Task::Backward(wanted) | Task::Recompute(wanted) => {
+                let all = backward::Backward::all(context, wanted)?;
+                all.iter().take(most).map(Plan::backward).collect()
+            }
         }
-        let mut families = Family::all(context)?;
-        families.retain(|family| request.algorithm.is_none_or(|wanted| wanted == family.algorithm()));
-        families.sort_by(|one, other| one.seconds(context).total_cmp(&other.seconds(context)));
-        let mut plans = Vec::<Plan>::new();
-        for family in families.into_iter().take(most) {
-            plans.push(Plan::of(context, Some(family))?);
-        }
-        if plans.is_empty() {
-            plans.push(Plan::of(context, None)?);
-        }
-        Ok(plans)
     }
 
     /// That of an empty batch.
@@ -542,13 +573,25 @@ impl Plan {
     /// What computes the convolution's output, which is saved, the statistics of what follows, and, if it is asked for, the
     /// output.
     fn training(context: Context<'_>, output: bool) -> Result<Plan> {
+        let convolution = bare(context.request);
+        let convolution = context.of_convolution(&convolution);
+        Plan::trained(context, convolution, Family::best(convolution)?, output)
+    }
+
+    /// The same with the convolution, of whose own context, by a family.
+    fn trained(
+        context: Context<'_>,
+        convolution: Context<'_>,
+        family: Option<Family<'_>>,
+        output: bool,
+    ) -> Result<Plan> {
         let request = context.request;
-        let bare = BlockSpec::from(*request.block.conv());
-        let mut plan = Plan::forward(Context { request: &Request { block: bare, ..*request }, ..context })?;
+        let counts = family.as_ref().is_some_and(|family| family.way() == Way::Counted);
+        let mut plan = Plan::of(convolution, family)?;
         let saved =
             |buffer, offset| (if buffer == Buffer::Output { Buffer::Convolution } else { buffer }, offset);
         plan.steps = plan.steps.iter().map(|step| step.moved(saved)).collect();
-        if let Some(norm) = request.block.norm() {
+        if let Some(norm) = request.block.norm().filter(|_| !counts) {
             // The convolution is done: its memory serves again.
             let mut again = Workspace::default();
             epilogue::statistics(context, norm, &mut again, &mut plan.steps)?;
@@ -557,8 +600,8 @@ impl Plan {
         if output {
             epilogue::output(context, &mut plan.steps)?;
             plan.summary.push_str("; saved for training");
+            plan.seconds += norm::scaling(context);
         }
-        plan.seconds += after(context);
         Ok(plan)
     }
 
@@ -599,7 +642,8 @@ impl Plan {
                 (Algorithm::Direct, direct::seconds(context) + after(context), "direct".to_string())
             }
         };
-        let rest = request.block.norm().filter(|_| !family.as_ref().is_some_and(Family::normalizes));
+        let rest =
+            request.block.norm().filter(|_| family.as_ref().is_none_or(|family| family.way() == Way::Plain));
         if let Some(norm) = rest {
             // The convolution is done: its memory serves again, but for the control words at its start,
             // which say how it was computed.

@@ -1,6 +1,6 @@
 //! Planning `shuffle_gemm`: kernels that are their stride, in one launch. The kernels' file says what the numbers mean.
 
-use super::norm::{self, Pass};
+use super::norm::{self, Pass, Way};
 use super::pack::Operand;
 use super::{
     Argument, Buffer, Context, RESERVED, SHARED, Step, Workspace, activation_code, epilogue, gcd, one_tap,
@@ -67,8 +67,7 @@ impl fmt::Display for ShuffleGemm<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Tile { rows, positions, warps, ctas } = Tile::of(self.kernel);
         write!(f, "shuffle_gemm {} {rows}x{positions}, {warps} warps x{ctas}, ", self.operand.name())?;
-        write!(f, "{} row blocks, {} groups", self.row_blocks, self.groups)?;
-        if self.twice() { f.write_str("; recomputed for the norm") } else { Ok(()) }
+        write!(f, "{} row blocks, {} groups{}", self.row_blocks, self.groups, self.way())
     }
 }
 
@@ -272,9 +271,9 @@ impl<'a> ShuffleGemm<'a> {
         })
     }
 
-    /// Whether everything is computed twice: for statistics, then to be written normalized.
-    pub(super) fn twice(&self) -> bool {
-        self.kernel.param("NORM") == Some(1)
+    /// What it does about a normalization.
+    pub(super) fn way(&self) -> Way {
+        if self.kernel.param("NORM") == Some(1) { Way::Twice } else { Way::Plain }
     }
 
     /// What is launched: the convolution, or with its normalization.
@@ -287,7 +286,7 @@ impl<'a> ShuffleGemm<'a> {
         let conv = context.request.geometry.conv();
         let rows = conv.out_channels() * conv.stride().iter().product::<usize>();
         let chunks = self.groups * size(self.kernel, "POS_WARPS");
-        norm::passes(context, self.twice(), [chunks, rows], workspace, steps, |pass| {
+        norm::passes(context, self.way(), [chunks, rows], workspace, steps, |pass| {
             self.step(context, pass).map(Some)
         })
     }

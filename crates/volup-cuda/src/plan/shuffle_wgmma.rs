@@ -1,7 +1,7 @@
 //! Planning `shuffle_wgmma`: kernels that are their stride on Hopper's own matrix instructions. The kernels' file says what
 //! the numbers mean.
 
-use super::norm::{self, Pass};
+use super::norm::{self, Pass, Way};
 use super::pack::Operand;
 use super::shuffle_gemm::{CACHE, CLOCK, MEMORY, MOST, SEEN, START, applies, run, unit};
 use super::{
@@ -24,6 +24,8 @@ const PITCH: usize = POSITIONS + 8;
 const MOST_SPLIT: usize = 192;
 /// The most stages of a team.
 const STAGES: usize = 8;
+/// Modes that kernels have.
+const MODES: usize = 4;
 
 /// Clocks of a multiprocessor for a tile of one warpgroup, by kind of operand: for a stage, for what is written or counted.
 const STAGE: [f64; 3] = [340.0, 680.0, 1100.0];
@@ -38,8 +40,9 @@ const BROUGHT: f64 = 3e-11;
 #[derive(Clone, Copy)]
 pub(super) struct ShuffleWgmma<'a> {
     operand: Operand,
-    /// What writes y; or what computes the statistics, and what writes it normalized.
-    kernels: [Option<&'a Variant>; 3],
+    /// What it does about a normalization, and the kernels of the modes that this takes.
+    pub(super) way: Way,
+    kernels: [Option<&'a Variant>; MODES],
     /// Warpgroups that share X.
     row_groups: usize,
     row_blocks: usize,
@@ -56,8 +59,7 @@ impl fmt::Display for ShuffleWgmma<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (kind, rows) = (self.operand.name(), ROWS * self.row_groups);
         write!(f, "shuffle_gemm {kind} {rows}x{POSITIONS} by warpgroups, ")?;
-        write!(f, "{} row blocks, {} blocks", self.row_blocks, self.row_blocks * self.blocks)?;
-        if self.twice() { f.write_str("; recomputed for the norm") } else { Ok(()) }
+        write!(f, "{} row blocks, {} blocks{}", self.row_blocks, self.row_blocks * self.blocks, self.way)
     }
 }
 
@@ -78,14 +80,20 @@ impl<'a> ShuffleWgmma<'a> {
             let params = [("KIND", operand.kind()), ("MODE", mode)];
             context.kernel("shuffle_wgmma", &operand.types(context), &params).ok()
         };
-        let of = |modes: &[i64]| [0, 1, 2].map(|mode| kernel(mode).filter(|_| modes.contains(&mode)));
         let mut plans = Vec::new();
-        for row_groups in [1, 2, 4] {
-            if kernel(0).is_some() {
-                plans.extend(ShuffleWgmma::new(context, operand, of(&[0]), row_groups));
-            }
-            if may_twice && kernel(1).is_some() && kernel(2).is_some() {
-                plans.extend(ShuffleWgmma::new(context, operand, of(&[1, 2]), row_groups));
+        for &way in Way::all(context, |activation| activation_code(activation).0 <= 2) {
+            let modes: &[usize] = match way {
+                Way::Plain => &[0],
+                Way::Twice if may_twice => &[1, 2],
+                // Only where no activation comes before y.
+                Way::Counted if context.counted.is_some() => &[3],
+                _ => continue,
+            };
+            let mut kernels = [None; MODES];
+            modes.iter().for_each(|&mode| kernels[mode] = kernel(mode as i64));
+            if modes.iter().all(|&mode| kernels[mode].is_some()) {
+                let of = |row_groups| ShuffleWgmma::new(context, operand, way, kernels, row_groups);
+                plans.extend([1, 2, 4].into_iter().filter_map(of));
             }
         }
         plans
@@ -94,7 +102,8 @@ impl<'a> ShuffleWgmma<'a> {
     fn new(
         context: Context<'a>,
         operand: Operand,
-        kernels: [Option<&'a Variant>; 3],
+        way: Way,
+        kernels: [Option<&'a Variant>; MODES],
         row_groups: usize,
     ) -> Option<ShuffleWgmma<'a>> {
         let request = context.request;
@@ -110,6 +119,7 @@ impl<'a> ShuffleWgmma<'a> {
         let blocks = (processors / row_blocks).clamp(1, items.div_ceil(teams));
         let mut plan = ShuffleWgmma {
             operand,
+            way,
             kernels,
             row_groups,
             row_blocks,
@@ -128,10 +138,10 @@ impl<'a> ShuffleWgmma<'a> {
         let bytes = request.dtype.size();
         let count = |shape: [usize; 5]| shape.iter().map(|&size| size as f64).product::<f64>() * bytes as f64;
         let (x, y) = (count(geometry.input_shape()), count(geometry.output_shape()));
-        if plan.twice() {
+        if way != Way::Plain {
             // Three numbers of each pair of rows and warp, also of teams without an item in a sample.
             let of_sample = (12 * blocks * teams * WARPS * rows / 2) as f64;
-            let norm_groups = request.block.norm().map_or(1, |norm| norm.groups());
+            let norm_groups = norm::counted(context).map_or(1, |norm| norm.groups());
             let teams = blocks * teams * WARPS;
             let counted = product(&[geometry.batch(), teams.max(norm_groups)]).is_some_and(|n| n <= MOST);
             if !counted || geometry.batch() as f64 * of_sample > norm::room(y) {
@@ -147,13 +157,17 @@ impl<'a> ShuffleWgmma<'a> {
         };
         let apart = if run(geometry, false).is_multiple_of(16 / bytes) { 1.0 } else { APART };
         let turns = items.div_ceil(blocks * teams) * (row_blocks * blocks).div_ceil(processors) * GROUPS;
-        let compute = turns as f64 * (chunks as f64 * STAGE[kind] + TILE[kind] * apart) / CLOCK;
         let read = x * row_blocks as f64 + grid * weights;
-        let expected = |y: f64| {
+        let expected = |y: f64, tile: f64| {
+            let compute = turns as f64 * (chunks as f64 * STAGE[kind] + TILE[kind] * tile) / CLOCK;
             let moved = ((x + y) / MEMORY).max((read + y) / CACHE);
             START + SETUP + BROUGHT * weights + moved.max(compute) + SEEN * moved.min(compute)
         };
-        plan.seconds = expected(y) + if plan.twice() { expected(0.0) + norm::MERGE } else { 0.0 };
+        plan.seconds = match way {
+            Way::Plain => expected(y, apart),
+            Way::Twice => expected(0.0, apart) + norm::MERGE + expected(y, apart),
+            Way::Counted => expected(y, 1.0 + apart) + norm::MERGE,
+        };
         Some(plan)
     }
 
@@ -178,11 +192,6 @@ impl<'a> ShuffleWgmma<'a> {
         Some((stages, (stages / 2 / self.chunks).max(1), shared))
     }
 
-    /// Whether everything is computed twice: for statistics, then to be written normalized.
-    pub(super) fn twice(&self) -> bool {
-        self.kernels[0].is_none()
-    }
-
     /// What is launched: the convolution, or with its normalization.
     pub(super) fn steps(
         &self,
@@ -194,9 +203,7 @@ impl<'a> ShuffleWgmma<'a> {
         // Residues along width are counted together.
         let pairs = conv.out_channels() * conv.stride().iter().product::<usize>() / 2;
         let chunks = self.blocks * (GROUPS / self.row_groups) * WARPS;
-        norm::passes(context, self.twice(), [chunks, pairs], workspace, steps, |pass| {
-            self.step(context, pass)
-        })
+        norm::passes(context, self.way, [chunks, pairs], workspace, steps, |pass| self.step(context, pass))
     }
 
     /// One launch.

@@ -27,10 +27,12 @@
 //
 // # Modes
 //
-// As in `shuffle_gemm`: `mode` 0 writes y; 1 writes statistics instead; 2 writes y normalized. A partial statistic is the
-// mean of a channel's outputs, the sum of their squared deviations from it and their count, for a box and one of
-// `rows = WARPS >> column_bits` warps: partial `((sample*boxes + box)*rows + (warp >> column_bits))*channels + channel`,
-// channels all. Units of work are merged in order. In mode 1 the activation is none of erf's and tanh.
+// As in `shuffle_gemm`: `mode` 0 writes y; 1 writes statistics instead; 2 writes y normalized. 3, which kernels with `COUNTS`
+// have alone, writes y and statistics of what y holds, rounded, through `post_activation`: to be scaled where it lies, or for
+// training, where both come from the same y. A partial statistic is the mean of a channel's outputs, the sum of their squared
+// deviations from it and their count, for a box and one of `rows = WARPS >> column_bits` warps: partial
+// `((sample*boxes + box)*rows + (warp >> column_bits))*channels + channel`, channels all. Units of work are merged in order.
+// Activations before statistics are none of erf's and tanh.
 //
 // # Numbers
 //
@@ -61,6 +63,7 @@
 #endif
 
 #include "implicit_tiles.cuh"
+#include "stored.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS, CTAS) implicit_gemm(
     const Element *x, const Element *w, const Element *bias, Element *y, int in_per_group, int out_per_group, int groups,
@@ -89,6 +92,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) implicit_gemm(
     // Of a warp's channels mean, squared deviations from it and count.
     __shared__ float3 so_far[WARPS][8 * MT];
 
+    // Whether there are statistics.
+    const bool counts = BOTH || mode == 1;
     const int taps = d_kernel * h_kernel * w_kernel, channels = groups * out_per_group, warp_rows = WARPS >> column_bits;
     const int tiles = (out_per_group + 7) / 8, padded = (tiles + MT - 1) / MT * MT * 8, chunks = (in_per_group + CHANNELS - 1) / CHANNELS;
     // Of each unit where its input lies from the lane's, its taps of both columns, and its channel. Of each tap along depth and
@@ -294,7 +299,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) implicit_gemm(
         for (int o = thread(); o < padded; o += THREADS) {
             const int channel = at_box.group * out_per_group + min(o, out_per_group - 1);
             of_channel[o] = has_bias ? widen(bias[channel]) : 0.0f;
-            if (mode == 2) {
+            if (!BOTH && mode == 2) {
                 const int at = at_box.sample * norm_groups + channel / group_channels;
                 of_channel[padded + o] = mean[at];
                 of_channel[2 * padded + o] = gamma ? rstd[at] * widen(gamma[channel]) : rstd[at];
@@ -307,7 +312,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) implicit_gemm(
 
 #pragma unroll 1
         for (int block = thread() / 32 & ((1 << column_bits) - 1); block * MT < tiles; block += 1 << column_bits) {
-            if (const int lane = thread() % 32; mode == 1 && lane < 8 * MT) so_far[thread() / 32][lane] = make_float3(0.0f, 0.0f, 0.0f);
+            if (const int lane = thread() % 32; counts && lane < 8 * MT) so_far[thread() / 32][lane] = make_float3(0.0f, 0.0f, 0.0f);
             __syncwarp();
 #pragma unroll 1
             for (int unit = (thread() / 32 >> column_bits); unit < hidden(box_d) * h_stride * row_blocks; unit += warp_rows) {
@@ -407,16 +412,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) implicit_gemm(
 #pragma unroll
                 for (int r = 0; r < ROWS; r++) left += oh + r * h_stride < h_output;
                 const int columns = min(2 * LANES, w_output - 2 * at_box.j), first_channel = 8 * MT * hidden(block);
-                if (mode == 1) {
+                // Adds the sums, through an activation, to the statistics.
+                const auto count_sums = [&](int code, double slope) {
                     const int count = left * columns;
 #pragma unroll
                     for (int i = 0; i < MT; i++) {
                         float(&v)[ROWS * TILES * 4] = *(float(*)[ROWS * TILES * 4])sum[i];
-                        if (activation > 2)
-                            curve_plainly(v, activation);
-                        else if (activation)
-#pragma unroll
-                            for (int k = 0; k < ROWS * TILES * 4; k++) v[k] = straighten(v[k], activation, (float)slope);
+                        if (BOTH) as_stored(v);
+                        bend_plainly(v, code, (float)slope);
                         // What is not in y becomes what does not count.
                         const auto fill = [&](float by) {
 #pragma unroll
@@ -453,6 +456,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) implicit_gemm(
                             of = make_float3(of.x + apart * part, of.y + (m2 + apart * apart * (of.z * part)), seen);
                         }
                     }
+                };
+                if (BOTH) {
+#pragma unroll
+                    for (int i = 0; i < MT; i++) bend_plainly(*(float(*)[ROWS * TILES * 4])sum[i], activation, (float)slope);
+                } else if (mode == 1) {
+                    count_sums(activation, slope);
                     continue;
                 }
 
@@ -483,7 +492,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) implicit_gemm(
                         }
                     }
                 };
-                if (mode == 0 && !activation)
+                if (BOTH || mode == 0 && !activation)
                     lines_to([](float(&)[2 * AT_ONCE], int) {});
                 else
                     lines_to([&](float(&v)[2 * AT_ONCE], int channel) {
@@ -497,9 +506,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) implicit_gemm(
                         }
                         bend(v, post_activation, (float)post_slope);
                     });
+                if (BOTH) count_sums(post_activation, post_slope);
             }
             __syncwarp();
-            if (const int warp = thread() / 32, lane = thread() % 32, own = 8 * MT * block + lane; mode == 1 && lane < 8 * MT && own < out_per_group) {
+            if (const int warp = thread() / 32, lane = thread() % 32, own = 8 * MT * block + lane; counts && lane < 8 * MT && own < out_per_group) {
                 const float3 of = so_far[warp][lane];
                 const int partial = at_box.partial + (warp >> column_bits) * channels + own;
                 part_mean[partial] = of.x;

@@ -7,6 +7,12 @@
 #include "mma.cuh"
 #include "operand.cuh"
 
+/// Whether y and statistics are written at once.
+#ifdef COUNTS
+constexpr bool BOTH = true;
+#else
+constexpr bool BOTH = false;
+#endif
 constexpr int WARPS = 8, THREADS = 32 * WARPS;
 /// Positions of a line and tiles of 8 of them; words around them, and from a line to the next.
 constexpr int LANES = 32, TILES = LANES / 8, MARGIN = 4, PITCH = LANES + 2 * MARGIN;
@@ -112,6 +118,15 @@ template <int COUNT> __device__ __forceinline__ void curve_plainly(float (&v)[CO
         each([](float x) { return sigmoid(x); });
 }
 
+/// The same of any activation that a few instructions compute.
+template <int COUNT> __device__ __forceinline__ void bend_plainly(float (&v)[COUNT], int code, float slope) {
+    if (code > 2)
+        curve_plainly(v, code);
+    else if (code)
+#pragma unroll
+        for (int k = 0; k < COUNT; k++) v[k] = straighten(v[k], code, slope);
+}
+
 /// What a lane has: of 8*MT channels two outputs of two positions each, as the matrix instruction leaves them.
 using Sums = float[MT][ROWS][TILES][4];
 
@@ -134,7 +149,8 @@ __device__ __forceinline__ int line_of(int channel) { return channel * STAGED + 
 
 /// A line of sums to shared memory, or back.
 template <bool BACK> __device__ __forceinline__ void stage(Sums &sum, int line, float *staged) {
-    const int g = threadIdx.x % 32 / 4;
+    // Where registers do not suffice, nothing of this is kept.
+    const int g = (BOTH ? thread() : threadIdx.x) % 32 / 4;
 #pragma unroll
     for (int r = 0; r < ROWS; r++)
         if (r == line)

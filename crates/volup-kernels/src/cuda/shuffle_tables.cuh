@@ -6,9 +6,11 @@
 #include "operand.cuh"
 
 #ifndef MODE
-#error "MODE: 0, 1 or 2"
+#error "MODE: 0, 1, 2 or 3"
 #endif
 
+/// Whether y is written; whether statistics are.
+constexpr bool WRITES = MODE != 1, COUNTS = MODE == 1 || MODE == 3;
 /// Threads of a block and of a warpgroup; positions of a tile, rows of a warpgroup, channels of a stage.
 constexpr int THREADS = 512, GROUP = 128, POS = 128, ROWS = 64, KC = 32;
 constexpr int SIZE = sizeof(Element), VECTOR = 16 / SIZE;
@@ -18,7 +20,7 @@ constexpr int LINE = POS / VECTOR;
 constexpr int PITCH = POS + 8, STAGE = KC * PITCH;
 /// Channels of a matrix instruction; tiles of 64 positions that are loaded at a time of these; loads of a stage; how many of
 /// them have registers of their own, so that one goes on while another is multiplied.
-constexpr int STEP = 32 / SIZE, TILES = KIND == 3 ? 1 : 2, LOADS = KC / STEP * 2 / TILES, BUFFERS = KIND == 3 && MODE != 1 ? 1 : 2;
+constexpr int STEP = 32 / SIZE, TILES = KIND == 3 ? 1 : 2, LOADS = KC / STEP * 2 / TILES, BUFFERS = KIND == 3 && WRITES ? 1 : 2;
 /// Pairs of rows of a lane, one of every eight.
 constexpr int PAIRS = ROWS / 8;
 constexpr int GROUPS = THREADS / GROUP, NOWHERE = -1;
@@ -70,8 +72,8 @@ struct Place {
 /// that statistics leave out), the bias; mean, factor and addend of the sample at hand.
 struct Tables {
     /// Of each thread where its positions' outputs lie, if they are no neighbours; what it has of each pair's statistics.
-    int apart[4][MODE == 1 ? 1 : THREADS];
-    float2 so_far[PAIRS][MODE == 1 ? THREADS : 1];
+    int apart[4][WRITES ? THREADS : 1];
+    float2 so_far[PAIRS][COUNTS ? THREADS : 1];
     int2 pair[GROUPS][ROWS / 2];
     float4 norm[GROUPS][ROWS / 2];
     Place place[GROUPS];
@@ -79,7 +81,7 @@ struct Tables {
     int bad_weight;
     /// The sample that each warp counts, or has normalized last.
     int sample[THREADS / 32];
-    /// Before the normalization and behind it.
+    /// Before the normalization, or y, and behind it.
     Straight activation, post;
 };
 

@@ -23,10 +23,11 @@
 // # Modes
 //
 // As in `shuffle_gemm`: `MODE` 0 writes y; 1 writes statistics instead; 2 writes y normalized, items from the last one on:
-// what the statistics have read last may still be in the second-level cache. A thread keeps the mean of what it has
-// computed of each pair of rows that are the residues along width, and the squared deviations from it, tile by tile in
-// order. Partial `((sample*groups + group)*4 + warp)*pairs + pair` is what the warps of that number of the team `group`
-// have of a pair; groups are the teams of one row block, pairs half the rows of all. All partials are written.
+// what the statistics have read last may still be in the second-level cache. 3 writes y, behind no activation, and statistics
+// of what y holds, rounded, through `post_activation`: for training, where both come from the same y. A thread keeps the mean
+// of what it has computed of each pair of rows that are the residues along width, and the squared deviations from it, tile by
+// tile in order. Partial `((sample*groups + group)*4 + warp)*pairs + pair` is what the warps of that number of the team
+// `group` have of a pair; groups are the teams of one row block, pairs half the rows of all. All partials are written.
 //
 // # Numbers
 //
@@ -53,6 +54,7 @@
 #include "copy_async.cuh"
 #include "register_operand.cuh"
 #include "shuffle_tables.cuh"
+#include "stored.cuh"
 
 /// The i-th item to be computed.
 __device__ __forceinline__ int item_of(const Sizes &s, int i) { return MODE == 2 ? s.items - 1 - i : i; }
@@ -204,14 +206,14 @@ struct Warpgroup {
     __device__ __forceinline__ float bias(int j) const { return __int_as_float(tables.pair[number()][pair(j)].y); }
 
     /// The part of it that statistics are less by: all or nothing.
-    __device__ __forceinline__ float left_out(int j) const { return __int_as_float(tables.pair[number()][pair(j)].x); }
+    __device__ __forceinline__ float left_out(int j) const { return MODE == 1 ? __int_as_float(tables.pair[number()][pair(j)].x) : 0.0f; }
 
-    /// A pair's outputs, two residues of four positions, from their sums.
+    /// A pair's outputs, two residues of four positions, from their sums. In mode 3 no activation comes before y.
     template <bool LEAKY> __device__ __forceinline__ void finish(int j, float (&v)[8]) const {
         const float of_pair = bias(j);
 #pragma unroll
         for (int e = 0; e < 8; e++) v[e] += of_pair;
-        tables.activation.apply<LEAKY>(v);
+        if (MODE != 3) tables.activation.apply<LEAKY>(v);
     }
 
     /// Calls `f` with each of the lane's pairs and its outputs.
@@ -351,13 +353,85 @@ struct Warpgroup {
             squares[e % 2] = fmaf(apart, apart, squares[e % 2]);
         }
         const float all = total[0] + total[1], shift = all * share;
-        so_far(j) = make_float2(from + shift, before.y + fmaxf(fmaf(-all, shift, squares[0] + squares[1]), 0.0f));
+        float more = fmaf(-all, shift, squares[0] + squares[1]);
+        // Lets NaN through.
+        asm("max.NaN.f32 %0, %0, 0f00000000;" : "+f"(more));
+        so_far(j) = make_float2(from + shift, before.y + more);
+    }
+
+    /// What of a tile the sample has: so many positions from its first one on, and so many outputs of each pair of this lane's,
+    /// which are that share of all that it has seen.
+    struct Part {
+        int positions, here;
+        float share;
+    };
+    __device__ __forceinline__ Part part_of(int first) const {
+        const int positions = s.volume - first;
+        int here = 0;
+#pragma unroll
+        for (int of = 0; of < 4; of++) here += position(of / 2, of % 2) < positions ? 2 : 0;
+        return {positions, here, __fdividef(here, fmaxf(seen + here, 1.0f))};
+    }
+
+    /// Adds those of a pair's outputs that the sample has to the statistics.
+    __device__ __forceinline__ void count(int j, float (&v)[8], const Part &part) {
+        if (part.here == 0) return;
+        const float less = left_out(j);
+        float total = 0.0f, m2 = 0.0f;
+#pragma unroll
+        for (int e = 0; e < 8; e++) v[e] -= less;
+#pragma unroll
+        for (int e = 0; e < 8; e += 2) total += position(e / 4, e / 2 % 2) < part.positions ? v[e] + v[e + 1] : 0.0f;
+        const float mean = __fdividef(total, part.here);
+#pragma unroll
+        for (int e = 0; e < 8; e++) m2 += position(e / 4, e / 2 % 2) < part.positions ? (v[e] - mean) * (v[e] - mean) : 0.0f;
+        so_far(j) = merged(so_far(j), seen, make_float2(mean, m2), part.share);
+    }
+
+    /// In mode 3 adds a pair's outputs, as y holds them, to the statistics: `of` a whole tile, of which each has that share,
+    /// or a part of it.
+    template <bool LEAKY, typename Of> __device__ __forceinline__ void count_written(int j, float (&v)[8], const Of &of) {
+        as_stored(v);
+        tables.post.apply<LEAKY>(v);
+        count(j, v, of);
+    }
+
+    /// In mode 3 writes a tile's outputs, and counts each pair's at once.
+    __device__ __forceinline__ void write_and_count(int n, int first, bool by_definition) {
+        Element *of_sample = s.y + n * s.y_n;
+        // The compiler would rather multiply anew for each output.
+        asm volatile("" : "+l"(of_sample));
+        const auto place_at = [&](int of) {
+            const int p = first + position(of / 2, of % 2);
+            return p < s.volume ? place_of(p) : NOWHERE;
+        };
+        int at[2] = {NOWHERE, NOWHERE};
+        // What is counted in part is written position by position: registers do not suffice for both ways.
+        if (s.whole && !by_definition && s.volume - first >= POS) {
+            at[0] = place_at(0);
+            if (KIND != 0) at[1] = place_at(2);
+            const float share = __fdividef(1.0f, seen + 8.0f);
+            if (tables.post.leaky)
+                for_outputs<true>([&](int j, float(&v)[8]) { write<true, true>(j, v, of_sample, at), count_written<true>(j, v, share); });
+            else
+                for_outputs<false>([&](int j, float(&v)[8]) { write<false, true>(j, v, of_sample, at), count_written<false>(j, v, share); });
+            seen += 8.0f;
+            return;
+        }
+#pragma unroll 1
+        for (int of = 0; of < 4; of++) tables.apart[of][thread()] = place_at(of);
+        const Part part = part_of(first);
+        const auto write_apart = [&](int j, float(&v)[8]) { write<true, false>(j, v, of_sample, at), count_written<true>(j, v, part); };
+        if (by_definition)
+            for_defined(n, first, write_apart);
+        else
+            for_outputs<true>(write_apart);
+        seen += part.here;
     }
 
     /// Adds a tile's outputs, without a slope less the bias: it needs not be added to each.
     __device__ __forceinline__ void count(int n, int first, bool by_definition) {
-        const int positions = s.volume - first;
-        if (positions >= POS && !by_definition) {
+        if (s.volume - first >= POS && !by_definition) {
             const float share = __fdividef(1.0f, seen + 8.0f);
             if (tables.activation.leaky) {
                 for_outputs<true>([&](int j, float(&v)[8]) { count(j, v, share); });
@@ -374,23 +448,8 @@ struct Warpgroup {
             seen += 8.0f;
             return;
         }
-        int here = 0;
-#pragma unroll
-        for (int of = 0; of < 4; of++) here += position(of / 2, of % 2) < positions ? 2 : 0;
-        const float share = __fdividef(here, fmaxf(seen + here, 1.0f));
-        const auto count_here = [&](int j, float(&v)[8]) {
-            if (here == 0) return;
-            const float less = left_out(j);
-            float total = 0.0f, m2 = 0.0f;
-#pragma unroll
-            for (int e = 0; e < 8; e++) v[e] -= less;
-#pragma unroll
-            for (int e = 0; e < 8; e += 2) total += position(e / 4, e / 2 % 2) < positions ? v[e] + v[e + 1] : 0.0f;
-            const float mean = __fdividef(total, here);
-#pragma unroll
-            for (int e = 0; e < 8; e++) m2 += position(e / 4, e / 2 % 2) < positions ? (v[e] - mean) * (v[e] - mean) : 0.0f;
-            so_far(j) = merged(so_far(j), seen, make_float2(mean, m2), share);
-        };
+        const Part part = part_of(first);
+        const auto count_here = [&](int j, float(&v)[8]) { count(j, v, part); };
         // The compiler would rather begin both ways at once, for which registers do not suffice.
 #pragma unroll
         for (int i = 0; i < 2; i++)
@@ -400,7 +459,7 @@ struct Warpgroup {
             for_defined(n, first, count_here);
         else
             for_outputs<true>(count_here);
-        seen += here;
+        seen += part.here;
     }
 
     /// Writes a sample's statistics and forgets them. Of the lanes that have a pair's each writes those of another.
@@ -465,7 +524,7 @@ struct Warpgroup {
     /// All that this warpgroup does.
     __device__ __forceinline__ void run() {
         clear();
-        if (MODE == 1)
+        if (COUNTS)
             for (int j = 0; j < PAIRS; j++) so_far(j) = make_float2(0.0f, 0.0f);
 #pragma unroll 1
         for (int base = 0; base < s.items; base += teams()) {
@@ -474,15 +533,16 @@ struct Warpgroup {
             if (i >= s.items) continue;
             const int item = item_of(s, i), n = tables.by.pos_blocks.divide(item), first = (item - n * tables.by.pos_blocks.by) * POS;
             const bool bad = (KIND != 0 || MODE == 1) && (tables.bad_weight || KIND != 0 && __any_sync(0xffffffffu, undefined));
-            if (MODE == 1) {
-                hand_over_until(n);
+            if (COUNTS) hand_over_until(n);
+            if (MODE == 2 && n != uniform(tables.sample[thread() / 32])) normalize(n);
+            if (MODE == 3)
+                write_and_count(n, first, bad);
+            else if (COUNTS)
                 count(n, first, bad);
-            } else {
-                if (MODE == 2 && n != uniform(tables.sample[thread() / 32])) normalize(n);
+            else
                 write(n, first, bad);
-            }
         }
-        if (MODE == 1) hand_over_until(tables.by.pos_blocks.divide(s.items));
+        if (COUNTS) hand_over_until(tables.by.pos_blocks.divide(s.items));
     }
 };
 
@@ -530,7 +590,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) shuffle_wgmma(
     if (const int i = threadIdx.x - 32; i >= 0 && i < sizeof(Divisors) / sizeof(Divisor))
         ((Divisor *)&tables.by)[i] = Divisor(i == 0 ? plane : i == 1 ? width : i == 2 ? pos_blocks : i == 3 ? taps / 2 : h_stride);
     if (threadIdx.x == 64) tables.bad_weight = 0;
-    if (threadIdx.x < THREADS / 32) tables.sample[threadIdx.x] = MODE == 1 ? 0 : -1;
+    if (threadIdx.x < THREADS / 32) tables.sample[threadIdx.x] = COUNTS ? 0 : -1;
     if (threadIdx.x == 65) tables.activation = Straight(activation, slope);
     if (threadIdx.x == 66) tables.post = Straight(post_activation, post_slope);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");

@@ -200,11 +200,16 @@ fn ceil(a: i64, b: i64) -> i64 {
     (a + b - 1) / b
 }
 
+/// Whether a launch writes statistics.
+fn counts(call: &Call<'_>) -> bool {
+    [1, 3].contains(&call.int("mode"))
+}
+
 /// The parts of the workspace that a launch may touch, each with its number of elements.
 pub fn extents(call: &Call<'_>) -> Vec<(&'static str, i64)> {
     let layout = Layout::new(call);
     match call.int("mode") {
-        1 => {
+        1 | 3 => {
             let count = layout.samples * layout.boxes() * layout.warp_rows() * layout.channels();
             norm::PARTIALS.map(|name| (name, count)).into()
         }
@@ -220,11 +225,14 @@ pub fn check(call: &Call<'_>) {
     let [depth, height, width] = layout.axes;
     assert_eq!(i64::from(call.variant.threads), 32 * WARPS, "{what}");
     assert!(call.grid[0] > 0 && call.grid[1..] == [1, 1], "{what}");
-    for (name, most) in [("has_bias", 1), ("activation", 8), ("mode", 2), ("post_activation", 8)] {
+    for (name, most) in [("has_bias", 1), ("activation", 8), ("mode", 3), ("post_activation", 8)] {
         assert!((0..=most).contains(&call.int(name)), "{name} of {what}");
     }
     // Statistics are of what a few instructions compute.
-    assert!(call.int("mode") != 1 || ![4, 8].contains(&call.int("activation")), "activation of {what}");
+    assert_eq!(call.int("mode") == 3, call.variant.param("COUNTS").is_some(), "mode of {what}");
+    let plain = |name| ![4, 8].contains(&call.int(name));
+    assert!(!counts(call) || plain("activation"), "activation of {what}");
+    assert!(call.int("mode") != 3 || plain("post_activation"), "activation behind {what}");
     assert_eq!(call.int("norm_groups") * call.int("group_channels"), layout.channels(), "{what}");
 
     // What the kernel is for, in its tables.
@@ -307,6 +315,7 @@ pub fn features(call: &Call<'_>) -> Vec<&'static str> {
         ("residues in turns", height.stride > 1 && warps % height.stride == 0),
         ("residues without taps", layout.units().contains(&0)),
         ("statistics", mode == 1),
+        ("statistics of what is written", mode == 3),
         ("warps of many channel blocks", ceil(layout.output, 8 * layout.tiles) > 1 << layout.column_bits),
         ("warps of other channels", layout.column_bits > 0),
         ("warps without lines", warps > layout.units_of_work()),
@@ -458,13 +467,14 @@ fn compute(call: &Call<'_>, machine: &mut Machine, layout: &Layout, weights: &We
     let (bias, y, mode) = (call.pointer("bias"), call.pointer("y"), call.int("mode"));
     let y_n = call.int("y_n");
     let function = activation(call, ["activation", "slope"]);
+    let behind = activation(call, ["post_activation", "post_slope"]);
     let warps = layout.warp_rows();
     let columns = (width.output - here.outputs[2]).min(2 * LANES);
     for o in 0..layout.output {
         let channel = here.group * layout.output + o;
         let bias = biased(call, machine, bias, channel);
         let normalized = (mode == 2).then(|| norm::normalized(call, machine, [here.sample, channel]));
-        let mut seen = vec![Vec::new(); if mode == 1 { warps as usize } else { 0 }];
+        let mut seen = vec![Vec::new(); if counts(call) { warps as usize } else { 0 }];
         for unit in 0..layout.units_of_work() {
             let [d, first_h] = layout.unit(unit);
             let residues = d % depth.stride * height.stride + first_h % height.stride;
@@ -489,13 +499,16 @@ fn compute(call: &Call<'_>, machine: &mut Machine, layout: &Layout, weights: &We
                         terms[column as usize % 2].iter().map(product).sum()
                     };
                     let value = function.map_or(sum + bias, |of| reference::activation(of, sum + bias));
-                    if mode == 1 {
-                        seen[(unit % warps) as usize].push(value);
-                        continue;
+                    if counts(call) {
+                        let of = behind.filter(|_| mode == 3);
+                        let counted = of.map_or(value, |of| reference::activation(of, value));
+                        seen[(unit % warps) as usize].push(counted);
                     }
-                    let to = ((channel * depth.output + od) * height.output + oh) * width.output + ow;
-                    let value = normalized.as_ref().map_or(value, |normalized| normalized(value));
-                    machine.write(y, here.sample * y_n + to, value);
+                    if mode != 1 {
+                        let to = ((channel * depth.output + od) * height.output + oh) * width.output + ow;
+                        let value = normalized.as_ref().map_or(value, |normalized| normalized(value));
+                        machine.write(y, here.sample * y_n + to, value);
+                    }
                 }
             }
         }

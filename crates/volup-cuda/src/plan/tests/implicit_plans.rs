@@ -38,7 +38,7 @@ const ROWS: [(&str, &str); 9] = [
     ("n 2, 2x2x2, 3>4, k 3, s 2, gn 2, gelu", "a curve behind the normalization"),
 ];
 
-fn own() -> Vec<Case> {
+pub fn own() -> Vec<Case> {
     ROWS.iter().map(|(line, why)| Case::parse("implicit", line, why).expect("a valid case")).collect()
 }
 
@@ -149,6 +149,7 @@ fn implicit_gemm_computes_the_definition() {
         "residues in turns",
         "residues without taps",
         "statistics",
+        "statistics of what is written",
         "warps of many channel blocks",
         "warps of other channels",
         "warps without lines",
@@ -238,15 +239,16 @@ fn ways(request: &Request) -> Vec<&'static str> {
     let plans = Plan::candidates(request, &device, &variants.iter().collect::<Vec<_>>(), usize::MAX).unwrap();
     let way = |plan: &Plan| {
         let text = plan.to_string();
-        let twice = text.contains("recomputed for the norm");
-        let after = request.block.norm().is_some() && !twice;
+        let [twice, counted] = ["recomputed for the norm", "with statistics"].map(|what| text.contains(what));
+        let after = request.block.norm().is_some() && !twice && !counted;
         let own = plan.algorithm == Algorithm::ImplicitGemm;
         assert_eq!(text.contains("two-pass norm"), after, "{text}");
         let launched = launches(plan).iter().filter(|call| call.kernel() == "implicit_gemm").count();
         assert_eq!(launched, if own { 1 + usize::from(twice) } else { 0 }, "{text}");
-        match (own, twice) {
-            (true, true) => "twice",
-            (true, false) => "once",
+        match (own, twice, counted) {
+            (true, true, _) => "twice",
+            (true, _, true) => "counted",
+            (true, ..) => "once",
             _ => "otherwise",
         }
     };
@@ -254,14 +256,14 @@ fn ways(request: &Request) -> Vec<&'static str> {
 }
 
 #[test]
-fn outputs_are_computed_twice_where_a_norm_follows_and_nothing_long() {
+fn outputs_are_counted_or_computed_twice_where_a_norm_follows_and_nothing_long() {
     let of = |ending: &str| ways(&request(&format!("n 2, 8x8x8, 3>16, k 3, s 2, p 1{ending}")));
     for ending in ["", ", relu", ", bias, silu", ", gelu", ", tanh"] {
         assert_eq!(of(ending), ["once"], "{ending}");
     }
     // Behind the normalization any.
     for ending in [", gn 4", ", silu, gn 4 plain", ", sigmoid, gn 16, gelu", ", hardswish, gn 1, tanh"] {
-        assert_eq!(of(ending), ["once", "twice"], "{ending}");
+        assert_eq!(of(ending), ["counted", "once", "twice"], "{ending}");
     }
     for ending in [", gelu, gn 4", ", tanh, gn 4, relu"] {
         assert_eq!(of(ending), ["once"], "{ending}");
@@ -273,7 +275,7 @@ fn outputs_are_computed_twice_where_a_norm_follows_and_nothing_long() {
 #[test]
 fn only_a_stride_of_two_along_width_applies() {
     let base = request("n 2, 8x8x8, 3>16, k 3, s 2, p 1, gn 4");
-    assert!(applies(&base) && ways(&base) == ["once", "twice"]);
+    assert!(applies(&base) && ways(&base) == ["counted", "once", "twice"]);
     let other = |request: &Request| {
         assert!(!applies(request), "{request:?}");
         assert_eq!(ways(request), ["otherwise"], "{request:?}");
@@ -367,8 +369,7 @@ fn nothing_of_the_size_of_the_output_is_allocated_for_statistics() {
             let output = request.geometry.output_shape().iter().product::<usize>() * dtype.size();
             for plan in plans(&request, &hopper, &variants) {
                 let most = output / 4 + (3 << 19);
-                let twice = plan.to_string().contains("recomputed");
-                assert!(!twice || plan.workspace_bytes <= most, "{plan} for {output} bytes: {line}");
+                assert!(plan.workspace_bytes <= most, "{plan} for {output} bytes: {line}");
             }
         }
     }
@@ -400,7 +401,7 @@ fn a_wrong_argument_shows() {
                  h_kernel h_stride h_padding h_dilation w_input w_output w_kernel w_stride w_padding w_dilation box_d \
                  row_blocks boxes_d boxes_h boxes_w samples planes lines x_c units column_bits x_n y_n has_bias activation \
                  mode norm_groups group_channels";
-    let of_twice = [
+    let of_counts = [
         ("implicit_gemm", "post_activation"),
         ("norm_merge", "samples groups chunks columns sample_step group_step chunk_step"),
     ];
@@ -409,13 +410,13 @@ fn a_wrong_argument_shows() {
     let example = Example::new(&case, DType::F32, |_, _| {});
     let request = example.request(Algorithm::ImplicitGemm, Precision::Ieee, [FORMATS[0]; 2]);
     let plans = plans(&request, &device, &variants);
-    for twice in [false, true] {
-        let is_it = |plan: &&Plan| plan.to_string().contains("recomputed") == twice;
-        let plan = plans.iter().find(is_it).expect("a plan both ways");
+    for way in ["two-pass norm", "recomputed for the norm", "with statistics"] {
+        let plan = plans.iter().find(|plan| plan.to_string().contains(way)).expect("a plan each way");
         let mut unnoticed = unnoticed_of(&example, &request, plan, &[("implicit_gemm", sizes)]);
-        unnoticed.extend(unnoticed_of(&example, &request, plan, if twice { &of_twice } else { &[] }));
+        let counts = way != "two-pass norm";
+        unnoticed.extend(unnoticed_of(&example, &request, plan, if counts { &of_counts } else { &[] }));
         // How warps share the work does not matter to what is written without statistics, but to shared memory.
-        unnoticed.retain(|&(_, name)| twice || name != "column_bits");
+        unnoticed.retain(|&(_, name)| counts || name != "column_bits");
         assert!(unnoticed.is_empty(), "{unnoticed:?} may be wrong: {plan}");
     }
 }

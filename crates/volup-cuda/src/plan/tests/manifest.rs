@@ -99,9 +99,10 @@ pub struct Signature {
 /// The signature of a variant's function.
 pub fn signature(variant: &Variant) -> &'static Signature {
     // CUDA C++ has other parameters for other kinds of numbers, and where channels lack taps.
-    type Key = (&'static str, Option<i64>, bool);
+    type Key = (&'static str, Option<i64>, [bool; 2]);
     static KNOWN: OnceLock<HashMap<Key, Signature>> = OnceLock::new();
-    let key = |variant: &Variant| (variant.entry, variant.param("KIND"), variant.param("SHORT").is_some());
+    let options = |variant: &Variant| ["SHORT", "COUNTS"].map(|name| variant.param(name).is_some());
+    let key = |variant: &Variant| (variant.entry, variant.param("KIND"), options(variant));
     let known = KNOWN.get_or_init(|| {
         let entries = variants_for(Arch { major: 9, minor: 0 });
         entries.iter().map(|variant| (key(variant), declared(variant))).collect()
@@ -138,7 +139,7 @@ fn declared(variant: &Variant) -> Signature {
 /// The signature of a kernel in CUDA C++, as it is for the variant's kind of numbers.
 fn declared_in_cuda(variant: &Variant, source: &'static str) -> Signature {
     let kind = variant.param("KIND").expect("a kind of numbers");
-    let short = variant.param("SHORT").is_some();
+    let [short, counts] = ["SHORT", "COUNTS"].map(|name| variant.param(name).is_some());
     let (_, rest) = source.split_once("extern \"C\" __global__").expect("a kernel");
     let (_, rest) = rest.split_once(&format!(" {}(", variant.entry)).expect("the file has the kernel");
     let (list, _) = rest.split_once(") {").expect("parameters end");
@@ -183,6 +184,7 @@ fn declared_in_cuda(variant: &Variant, source: &'static str) -> Signature {
         "halo_gemm" if short => vec!["KIND", "BN", "MI", "CTAS", "WGS", "SHORT"],
         "halo_gemm" => vec!["KIND", "BN", "MI", "CTAS", "WGS"],
         "box_gemm" => vec!["KIND", "MT", "NT", "WARPS", "CTAS"],
+        "implicit_gemm" if counts => vec!["KIND", "MT", "ROWS", "CTAS", "COUNTS"],
         "implicit_gemm" => vec!["KIND", "MT", "ROWS", "CTAS"],
         "group_scale" | "group_statistics" => vec!["KIND", "LAST"],
         "shuffle_gemm" => {

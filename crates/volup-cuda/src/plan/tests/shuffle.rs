@@ -1,9 +1,10 @@
 //! What `shuffle_gemm` and `shuffle_wgmma` do, given their arguments.
 
-use super::contracts::{activate, biased};
+use super::contracts::{activate, activation, biased};
 use super::machine::{Call, Machine};
 use super::norm;
 use super::operand::{is_out_of_range, split};
+use volup::reference;
 
 /// The most shared memory that a block may have.
 const MOST_SHARED: i64 = 232_448;
@@ -139,11 +140,16 @@ fn mode(call: &Call<'_>) -> i64 {
     if is_wgmma(call) { call.size("MODE") } else { call.int("mode") }
 }
 
+/// Whether it writes statistics.
+fn counts(call: &Call<'_>) -> bool {
+    [1, 3].contains(&mode(call))
+}
+
 /// The parts of the workspace that a launch may touch, each with its number of elements.
 pub fn extents(call: &Call<'_>) -> Vec<(&'static str, i64)> {
     let layout = Layout::new(call);
     match mode(call) {
-        1 => {
+        1 | 3 => {
             let count =
                 layout.samples() * layout.groups * layout.places * layout.all_rows() / layout.together;
             norm::PARTIALS.map(|name| (name, count)).into()
@@ -163,7 +169,7 @@ pub fn check(call: &Call<'_>) {
     for (name, most) in [("whole", 1), ("has_bias", 1), ("activation", 2), ("post_activation", 2)] {
         assert!((0..=most).contains(&call.int(name)), "{name} of {what}");
     }
-    assert!((0..=2).contains(&mode(call)), "mode {} of {what}", mode(call));
+    assert!((0..=3).contains(&mode(call)), "mode {} of {what}", mode(call));
 
     // All channels, rows and positions, and no block without any.
     assert!(covers(chunks, CHUNK, layout.in_channels), "{chunks} chunks of {what}");
@@ -209,7 +215,7 @@ pub fn check(call: &Call<'_>) {
         pos_blocks * positions,
         layout.items + layout.groups,
         turns * chunks,
-        if mode(call) == 1 { samples * layout.groups * layout.places } else { 0 },
+        if counts(call) { samples * layout.groups * layout.places } else { 0 },
         if mode(call) == 2 { samples * norm_groups } else { 0 },
     ] {
         assert!(count < OVERFLOW, "{count}: {what}");
@@ -228,7 +234,7 @@ fn check_gemm(call: &Call<'_>, layout: &Layout) {
     let [row_warps, stages] = ["ROW_WARPS", "STAGES"].map(|name| call.size(name));
     let [chunks, w_pitch] = call.ints(["chunks", "w_pitch"]);
     assert_eq!(i64::from(call.variant.threads), 32 * row_warps * layout.places, "{what}");
-    assert!(mode(call) == 0 || call.size("NORM") == 1, "mode {} of {what}", mode(call));
+    assert!(mode(call) == 0 || mode(call) < 3 && call.size("NORM") == 1, "mode {} of {what}", mode(call));
 
     // Lines of the weight in shared memory, then all that is there.
     let pitch = if last {
@@ -264,6 +270,7 @@ fn check_wgmma(call: &Call<'_>, layout: &Layout) {
     let size = layout.size;
     assert_eq!(i64::from(call.variant.threads), 128 * GROUPS, "{what}");
     assert!([1, 2, 4].contains(&row_groups), "{row_groups} warpgroups of {what}");
+    assert!(mode(call) != 3 || call.int("activation") == 0, "an activation before y of {what}");
     assert!(ahead > 0 && ahead * chunks < stages, "{ahead} items ahead, {stages} stages: {what}");
     let teams = GROUPS / row_groups;
     assert!(stages * teams <= 128 * GROUPS, "{stages} stages of {what}");
@@ -292,7 +299,7 @@ pub fn features(call: &Call<'_>) -> Vec<&'static str> {
     let all = if layout.last { layout.out_channels } else { layout.all_rows() };
     let found = [
         ("blocks of many blocks of positions", layout.items > layout.groups),
-        ("blocks without positions of a sample", mode == 1 && layout.pos_blocks < layout.groups),
+        ("blocks without positions of a sample", counts(call) && layout.pos_blocks < layout.groups),
         ("channels last", layout.last),
         ("chunks", chunks > 1),
         ("copies of 4 bytes", x_unit == 4),
@@ -305,6 +312,7 @@ pub fn features(call: &Call<'_>) -> Vec<&'static str> {
         ("row blocks", layout.row_blocks > 1),
         ("rows past the end", all % rows > 0),
         ("statistics", mode == 1),
+        ("statistics of what is written", mode == 3),
         ("teams", wgmma && call.int("row_groups") < GROUPS),
         ("warpgroups", wgmma),
         ("weights one by one", layout.last && call.int("w_unit") != 16),
@@ -392,7 +400,7 @@ pub fn run(call: &Call<'_>, machine: &mut Machine) {
         for group in 0..layout.groups {
             // Of each sample, place and row what counts in its statistics.
             let lists = (layout.samples() * layout.places * layout.rows) as usize;
-            let mut seen = vec![Vec::new(); if mode(call) == 1 { lists } else { 0 }];
+            let mut seen = vec![Vec::new(); if counts(call) { lists } else { 0 }];
             for item in (group..layout.items).step_by(layout.groups as usize) {
                 let (kept, bad) = fetch(call, machine, &layout, item);
                 let outputs: Vec<Option<Vec<f64>>> = (weights.rows.iter())
@@ -406,14 +414,18 @@ pub fn run(call: &Call<'_>, machine: &mut Machine) {
                     .collect();
                 if mode(call) != 1 {
                     write(call, machine, &layout, [row_block, item], &outputs);
+                }
+                if !counts(call) {
                     continue;
                 }
+                let behind = activation(call, ["post_activation", "post_slope"]).filter(|_| mode(call) == 3);
+                let counted = |&value: &f64| behind.map_or(value, |of| reference::activation(of, value));
                 let [sample, _] = layout.first(item);
                 for (row, values) in outputs.iter().enumerate() {
                     let of_warps = values.iter().flat_map(|row| row.chunks(layout.warp_positions as usize));
                     for (place, values) in of_warps.enumerate() {
                         let list = (sample * layout.places + place as i64) * layout.rows + row as i64;
-                        seen[list as usize].extend(values);
+                        seen[list as usize].extend(values.iter().map(counted));
                     }
                 }
             }
@@ -458,7 +470,7 @@ fn write(
     let value = |machine: &Machine, [row, position]: Place| {
         let output = outputs[row as usize].as_ref().expect("a row")[position as usize];
         let channel = layout.row(row_block, row).expect("a row") / layout.taps;
-        if mode(call) == 0 { output } else { norm::normalized(call, machine, [sample, channel])(output) }
+        if mode(call) == 2 { norm::normalized(call, machine, [sample, channel])(output) } else { output }
     };
     // How many are written at once.
     for neighbours in layout.neighbours() {

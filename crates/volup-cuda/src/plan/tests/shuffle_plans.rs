@@ -35,7 +35,7 @@ const ROWS: [(&str, &str); 16] = [
     ("n 2, 2x3x4, 9>16, k 2, s 2, tanh, gn 2, relu", "a curved activation is not for this family"),
 ];
 
-fn own() -> Vec<Case> {
+pub fn own() -> Vec<Case> {
     ROWS.iter().map(|(line, why)| Case::parse("shuffle", line, why).expect("a valid case")).collect()
 }
 

@@ -1,13 +1,13 @@
 //! What plans of training ask of the kernels, when there is one, and what of it would show if it were wrong.
 
 use super::manifest::{devices, source, variants_for};
-use super::results::unnoticed;
+use super::results::{features, unnoticed};
 use super::training::{Example, Turn, planned, wanted_of};
-use super::{FORMATS, fits, launches};
+use super::{FORMATS, fits, implicit_plans, launches, shuffle_plans};
 use crate::plan::{Argument, Buffer, Plan, Request, Step, Task};
 use crate::{Algorithm, DeviceInfo, Variant};
 use std::collections::BTreeSet;
-use volup::testing::{Case, cases};
+use volup::testing::{Case, cases, published};
 use volup::{DType, Error, Precision, Wanted};
 
 /// No gradient.
@@ -316,6 +316,158 @@ fn gradients_by_the_taps_that_are_there_are_those_of_the_definition() {
             });
             assert!(shown.is_empty(), "{shown:?} may be wrong: {plan}");
         }
+    }
+}
+
+/// The plans of a request that take statistics of what the convolution's launch writes, in that launch.
+fn counting(request: &Request, device: &DeviceInfo, variants: &[&Variant]) -> Vec<Plan> {
+    let mut plans = Plan::candidates(request, device, variants, usize::MAX).expect("plans");
+    plans.retain(|plan| plan.to_string().contains("with statistics"));
+    for plan in &plans {
+        let names: Vec<&str> = launches(plan).iter().map(|call| call.kernel()).collect();
+        assert_eq!(names[1..], ["norm_merge", "block_output"], "{plan}");
+    }
+    plans
+}
+
+#[test]
+fn statistics_of_what_is_written_are_those_of_the_definition() {
+    let variants = all();
+    let variants: Vec<&Variant> = variants.iter().collect();
+    let (mut found, mut count) = (BTreeSet::new(), 0);
+    let table = cases().into_iter().chain(implicit_plans::own()).chain(shuffle_plans::own());
+    for (turn, case) in table.filter(|case| case.batch != Some(0)).enumerate() {
+        // Fewer multiprocessors take several items of several samples each.
+        let multiprocessors = [132, 2, 1][turn % 3];
+        let device = DeviceInfo { multiprocessors, ..hopper() };
+        for (dtype, precision) in [
+            (DType::F32, Precision::Ieee),
+            (DType::F32, Precision::Tf32),
+            (DType::F16, Precision::Ieee),
+            (DType::Bf16, Precision::Ieee),
+        ] {
+            let example = Example::new(&case, dtype, |_| {});
+            let request = example.request(Task::Training, precision, [FORMATS[0]; 2]);
+            let plans = counting(&request, &device, &variants);
+            // All by warpgroups, of boxes some.
+            let by_boxes = |plan: &&Plan| plan.algorithm == Algorithm::ImplicitGemm;
+            let boxes = plans.iter().filter(by_boxes).skip(turn % 4).step_by(7);
+            for plan in plans.iter().filter(|plan| !by_boxes(plan)).chain(boxes) {
+                println!("{case}; {dtype}, {precision}; {plan}");
+                launches(plan).iter().for_each(|call| fits(call, plan, &format!("{request:?}")));
+                check(plan, &request, &format!("{case}; {plan}"));
+                example.check_forward(plan, &request);
+                found.extend(features(plan));
+                count += 1;
+            }
+        }
+    }
+    for feature in [
+        "blocks of many blocks of positions",
+        "blocks of many boxes",
+        "blocks without positions of a sample",
+        "boxes past the end",
+        "channels of a group past a tile",
+        "columns past the end",
+        "groups",
+        "lines past the end",
+        "neighbours apart",
+        "neighbours together",
+        "odd lines",
+        "positions past the end",
+        "row blocks",
+        "rows past the end",
+        "statistics of what is written",
+        "teams",
+        "warpgroups",
+        "warps of many channel blocks",
+        "warps without lines",
+    ] {
+        assert!(found.contains(feature), "{feature}");
+    }
+    assert!(count > 400, "{count}");
+}
+
+/// Curves that take long are left to a pass of their own; so is what is not normalized.
+#[test]
+fn statistics_are_taken_where_the_activation_is_plain() {
+    let variants = all();
+    let variants: Vec<&Variant> = variants.iter().collect();
+    let families = |ending: &str| -> BTreeSet<String> {
+        let case = Case::parse("given", &format!("n 2, 8x8x8, 32>16, k 2, s 2{ending}"), "given");
+        let example = Example::new(&case.expect("a valid case"), DType::F32, |_| {});
+        let request = example.request(Task::Training, Precision::Tf32, [FORMATS[0]; 2]);
+        let plans = counting(&request, &hopper(), &variants);
+        plans.iter().map(|plan| plan.algorithm.to_string()).collect()
+    };
+    for ending in [", gn 4", ", relu, gn 4 plain, tanh", ", leaky_relu(0.1), gn 2, gelu"] {
+        assert_eq!(families(ending).len(), 2, "{ending}");
+    }
+    for ending in [", silu, gn 4", ", hardswish, gn 4 plain, tanh"] {
+        assert_eq!(families(ending).into_iter().collect::<Vec<_>>(), ["implicit_gemm"], "{ending}");
+    }
+    for ending in [", gelu, gn 4", ", tanh, gn 4", ", relu", ", silu, relu"] {
+        assert!(families(ending).is_empty(), "{ending}");
+    }
+}
+
+/// A large block's statistics cost no pass of their own, in any precision.
+#[test]
+fn statistics_of_large_blocks_are_taken_of_what_is_written() {
+    let variants = all();
+    let variants: Vec<&Variant> = variants.iter().collect();
+    for name in ["kb2-60-block", "nnunet-64-32-64-block"] {
+        let case = published().into_iter().find(|case| case.name == name).expect("a published shape");
+        for request in requests(&case, 0) {
+            let request = Request { input_format: FORMATS[0], output_format: FORMATS[0], ..request };
+            if request.task != Task::Training || request.dtype == DType::F64 {
+                continue;
+            }
+            let plan = Plan::new(&request, &hopper(), &variants).expect("a plan");
+            assert!(!plan.launches("channel_statistics"), "{plan}");
+        }
+    }
+}
+
+/// What a wrong argument of the launch that counts what it writes would do.
+#[test]
+fn a_wrong_argument_of_what_is_counted_shows() {
+    let line = "n 3, 4x6x10, 40>20, k 2, s 2, bias, leaky_relu(0.2), gn 5, leaky_relu(0.1)";
+    let case = Case::parse("wrong", line, "all arguments matter").expect("a valid case");
+    let device = DeviceInfo { multiprocessors: 2, ..hopper() };
+    let variants = all();
+    let variants: Vec<&Variant> = variants.iter().collect();
+    let merge = ("norm_merge", "samples groups chunks columns sample_step group_step chunk_step");
+    let of_wgmma = [
+        (
+            "shuffle_wgmma",
+            "in_channels out_channels volume plane width d_stride h_stride x_n y_n y_c y_d y_h",
+        ),
+        ("shuffle_wgmma", "chunks pos_blocks items row_blocks row_groups stages whole has_bias activation"),
+        ("shuffle_wgmma", "norm_groups group_channels post_activation"),
+        merge,
+    ];
+    let of_boxes = [
+        ("implicit_gemm", "in_per_group out_per_group groups d_input d_output d_kernel d_stride d_padding"),
+        ("implicit_gemm", "h_input h_output h_kernel h_stride h_padding w_input w_output w_kernel w_stride"),
+        (
+            "implicit_gemm",
+            "box_d row_blocks boxes_d boxes_h boxes_w samples planes lines x_c units column_bits",
+        ),
+        ("implicit_gemm", "x_n y_n has_bias activation mode norm_groups group_channels post_activation"),
+        merge,
+    ];
+    let example = Example::new(&case, DType::F32, |_| {});
+    let request = example.request(Task::Training, Precision::Ieee, [FORMATS[0]; 2]);
+    let plans = counting(&request, &device, &variants);
+    for (algorithm, wrong) in [(Algorithm::ShuffleGemm, &of_wgmma[..]), (Algorithm::ImplicitGemm, &of_boxes)]
+    {
+        let plan = plans.iter().find(|plan| plan.algorithm == algorithm).expect("a plan of each family");
+        let shown = unnoticed(plan, wrong, |plan| {
+            example.check_forward(plan, &request);
+            true
+        });
+        assert!(shown.is_empty(), "{shown:?} may be wrong: {plan}");
     }
 }
 
