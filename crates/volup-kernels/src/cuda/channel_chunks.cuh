@@ -11,6 +11,8 @@
 
 #include "element.cuh"
 
+#include <type_traits>
+
 #if !defined(LAST) || !defined(VECTOR)
 #error "LAST: channels last; VECTOR: elements of a load"
 #endif
@@ -21,6 +23,9 @@ constexpr int THREADS = 256, VECTORS = 4, TURNS = 8;
 struct __align__(VECTOR * sizeof(Element)) Vector {
     Element of[VECTOR];
 };
+
+/// One as it is loaded: of vectors of narrow elements the compiler would move every one.
+using Words = std::conditional_t<sizeof(Vector) == 16, uint4, std::conditional_t<sizeof(Vector) == 8, uint2, Element>>;
 
 /// Stores a vector at once: the compiler would store its elements one by one.
 __device__ __forceinline__ void put(Element *to, const Vector &v) {
@@ -124,6 +129,24 @@ struct Share {
                 for (int e = 0; e < VECTOR; e++)
                     if (e >= lo && e < hi) v[k].of[e] = x[offset(turn * VECTORS + k) + e];
             }
+    }
+
+    /// Vector `k` alone.
+    __device__ __forceinline__ Words load(const Element *x, int k) const {
+        Words words = {};
+        const int at = (k * high + own) * (LAST ? 1 : VECTOR), elements = LAST ? 1 : VECTOR;
+        if (at >= from && at + elements <= to) {
+            words = *(const Words *)(x + offset(k));
+        } else if (LAST == 0 && partly(k)) {
+            int lo, hi;
+            range(k, lo, hi);
+            Vector v = {};
+#pragma unroll
+            for (int e = 0; e < VECTOR; e++)
+                if (e >= lo && e < hi) v.of[e] = x[offset(k) + e];
+            words = *(const Words *)&v;
+        }
+        return words;
     }
 
     __device__ __forceinline__ void store(Element *y, int turn, const Vector (&v)[VECTORS]) const {

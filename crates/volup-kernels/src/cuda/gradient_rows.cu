@@ -19,13 +19,15 @@
 // dilation; i64: strides of the tensor: n, c, d, h, w; `row`, `panel`. Threads: 256. Grid: n * ceil(qd*ud*qh*uh*qw*uw / (4096 /
 // CHANNELS)) * ceil(channels / CHANNELS).
 
-#include "digits.cuh"
+#include "divisor.cuh"
 #if KIND == 4
 #include "element.cuh"
 #else
 #include "operand.cuh"
 #endif
 #include "slope.cuh"
+
+#include <type_traits>
 
 /// One axis.
 struct Axis {
@@ -36,20 +38,48 @@ struct Axis {
 #error "CHANNELS: of a block"
 #endif
 
-constexpr int VECTOR = 16 / sizeof(Element), THREADS = 256, POSITIONS = 4096 / CHANNELS, GROUPS = 4, OWN = 4;
-/// Groups of elements of a channel that one thread has.
-constexpr int SHARED_BY = 32 / CHANNELS;
-static_assert(CHANNELS == 8 || CHANNELS == 16 || CHANNELS == 32, "groups of elements are dealt out for these");
+constexpr int VECTOR = 16 / sizeof(Element), THREADS = 256, POSITIONS = 4096 / CHANNELS;
+/// Vectors of a position, and from one to the next in shared memory: threads that write neighbours read different banks.
+constexpr int UNITS = CHANNELS / VECTOR, PITCH = POSITIONS + (UNITS < 8 ? 8 / UNITS : 1);
+/// Positions of which a thread has a vector at once, and how often; channels of them that it computes at once.
+constexpr int OWN = 2, TURNS = POSITIONS * UNITS / THREADS / OWN;
+constexpr int AT_ONCE = 2;
+/// Whether all channels are loaded before any is computed; of narrow ones that would take too many registers.
+constexpr bool AHEAD = VECTOR <= 4;
+static_assert(TURNS * OWN * THREADS == POSITIONS * UNITS && VECTOR % AT_ONCE == 0, "vectors are dealt out evenly");
 
 template <bool VALUE> struct Whether {
     static constexpr bool value = VALUE;
 };
 
-/// How a channel's gradients follow: `dy = (factor*dv + q + r*h) * f`.
-struct Channel {
-    Norm norm;
-    Sum factor, q, r;
+/// Elements of 16 bytes.
+struct __align__(16) Vector {
+    Element of[VECTOR];
 };
+
+/// How a channel's gradients follow: `dy = (factor*dv + q + r*h) * f`.
+struct __align__(16) Channel {
+    Norm norm;
+    Sum factor, q, r, unused;
+};
+
+/// Those of a vector; 16 bytes further than the next in other banks.
+struct Channels {
+    Channel of[VECTOR];
+    uint4 apart;
+};
+
+/// Where a channel of a sample begins. From shared memory, so that an element's address is one instruction away: of an address
+/// that it knows more about, the compiler makes three.
+struct __align__(16) Starts {
+    const Element *x, *y;
+};
+
+template <typename Offset> __device__ __forceinline__ Element load(const Element *start, Offset offset) {
+    const Element *const at = start + offset;
+    __builtin_assume(__isGlobal(at));
+    return *at;
+}
 
 extern "C" __global__ void __launch_bounds__(THREADS, KIND == 4 ? 2 : 4) gradient_rows(
     const Element *x, Element *out, unsigned *control, const Element *y, const Sum *mean, const Sum *rstd, const Sum *terms,
@@ -60,18 +90,33 @@ extern "C" __global__ void __launch_bounds__(THREADS, KIND == 4 ? 2 : 4) gradien
     long long panel) {
     const Axis d = {size_d, rows_d, classes_d, stride_d, padding_d, dilation_d}, h = {size_h, rows_h, classes_h, stride_h, padding_h, dilation_h},
                w = {size_w, rows_w, classes_w, stride_w, padding_w, dilation_w};
-    __shared__ Element staged[POSITIONS][CHANNELS + 8 / sizeof(Element) + 1];
-    // Where each position reads, from the sample's start, its row's start, and the slot of its class in every group.
+    __shared__ Vector staged[UNITS * PITCH];
+    // Where each position reads, from the sample's start, and writes; the slot of its class in every group.
     __shared__ long long from[POSITIONS], to[POSITIONS];
-    __shared__ int slot[POSITIONS];
-    __shared__ Channel of_channel[CHANNELS];
+    __shared__ int class_slot[POSITIONS];
+    __shared__ Channels of_channels[UNITS];
+    __shared__ Starts starts[CHANNELS];
+    __shared__ Divisor divisors[5];
     [[maybe_unused]] __shared__ unsigned of_warp[THREADS / 32];
     const int channel_blocks = (channels + CHANNELS - 1) / CHANNELS, c0 = blockIdx.x % channel_blocks * CHANNELS;
     const unsigned positions = d.rows * d.classes * h.rows * h.classes * w.rows * w.classes, tiles = (positions + POSITIONS - 1) / POSITIONS;
     const int tile = blockIdx.x / channel_blocks, n = tile / tiles;
-    if (y && threadIdx.x >= THREADS - CHANNELS) {
-        const int at = THREADS - 1 - threadIdx.x, c = c0 + at;
-        if (c < channels) {
+    const bool vectors = group_in % VECTOR == 0, panels = row == VECTOR;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    if (threadIdx.x < 5) {
+        const int bases[] = {w.classes, w.rows, h.classes, h.rows, d.classes};
+        int by = 1;
+#pragma unroll
+        for (int digit = 0; digit < 5; digit++)
+            if (threadIdx.x == digit) by = bases[digit];
+        divisors[threadIdx.x] = Divisor(by);
+    }
+    if (threadIdx.x >= THREADS - CHANNELS) {
+        // Past the last channel the last one is read, and written nowhere.
+        const int at = THREADS - 1 - threadIdx.x, c = min(c0 + at, channels - 1);
+        const long long start = n * x_n + c * x_c;
+        starts[at] = {x + start, y + start};
+        if (y) {
             Channel of = {norm_of(n, c, channels, group_channels, mean, rstd, gamma, beta), 1, 0, 0};
             if (mean) {
                 const int group = n * (channels / group_channels) + c / group_channels;
@@ -79,116 +124,195 @@ extern "C" __global__ void __launch_bounds__(THREADS, KIND == 4 ? 2 : 4) gradien
                 of.q = terms[2 * group];
                 of.r = terms[2 * group + 1];
             }
-            of_channel[at] = of;
+            of_channels[at / VECTOR].of[at % VECTOR] = of;
         }
     }
+    __syncthreads();
+#pragma unroll 1
     for (int i = threadIdx.x; i < POSITIONS; i += THREADS) {
-        Digits<unsigned> digits = {(tile - n * tiles) * POSITIONS + i};
-        const bool real = digits.rest < positions;
+        int rest = (tile - n * tiles) * POSITIONS + i;
+        const bool real = (unsigned)rest < positions;
+        const auto digit = [&](int which) {
+            const Divisor base = divisors[which];
+            const int above = base.divide(rest), digit = rest - above * base.by;
+            rest = above;
+            return digit;
+        };
         // Neighbours in the tensor are neighbours here.
-        const int jw = digits.next(w.classes), iw = digits.next(w.rows), jh = digits.next(h.classes), ih = digits.next(h.rows);
-        const int jd = digits.next(d.classes), id = (int)digits.rest;
+        const int jw = digit(0), iw = digit(1), jh = digit(2), ih = digit(3), jd = digit(4), id = rest;
         const int od = d.stride * id - d.padding + jd * d.dilation, oh = h.stride * ih - h.padding + jh * h.dilation;
         const int ow = w.stride * iw - w.padding + jw * w.dilation;
         const bool here = real && (unsigned)od < (unsigned)d.size && (unsigned)oh < (unsigned)h.size && (unsigned)ow < (unsigned)w.size;
-        from[i] = here ? n * x_n + od * x_d + oh * x_h + ow * x_w : -1;
-        to[i] = ((((long long)n * d.rows + id) * h.rows + ih) * w.rows + iw) * row;
-        slot[i] = real ? ((jd * h.classes + jh) * w.classes + jw) * group_in : -1;
+        from[i] = here ? (unsigned)od * x_d + (unsigned)oh * x_h + (unsigned)ow * x_w : -1;
+        const unsigned slot = ((jd * h.classes + jh) * w.classes + jw) * group_in;
+        const long long start = (unsigned)(((n * d.rows + id) * h.rows + ih) * w.rows + iw) * row;
+        to[i] = !real ? -1 : vectors ? start + slot / VECTOR * panel : start;
+        class_slot[i] = slot;
     }
     __syncthreads();
+    // Vector `unit` of a position, of which a thread has several: neighbouring threads have neighbouring positions, or vectors.
+    const auto unit_of = [&](bool across, int turn) -> int { return across ? threadIdx.x % UNITS : (warp * TURNS + turn) * OWN / (POSITIONS / 32); };
+    const auto position_of = [&](bool across, int turn, int k) -> int {
+        if (across) return threadIdx.x / UNITS + THREADS / UNITS * (turn * OWN + k);
+        return lane + 32 * ((warp * TURNS + turn) * OWN % (POSITIONS / 32) + k);
+    };
+    // Channels of a vector are of one group and one class.
+    const auto write = [&](int unit, int position, const uint4 &v) {
+        const int c = c0 + unit * VECTOR, start = c / group_in * (slots - group_in) + c;
+        if (c < channels && to[position] >= 0) *(uint4 *)(out + to[position] + start / VECTOR * panel) = v;
+    };
+    const bool at_once = vectors && (UNITS == 1 || panels == (x_c != 1));
     [[maybe_unused]] unsigned most = 0;
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    // Neighbouring threads read neighbours: positions, or channels. Elements that a thread has at once are of one channel.
-    const auto read = [&](auto order, auto known) {
-        constexpr bool LAST = order.value;
+    const auto read = [&](auto order, auto follows, auto known) {
+        constexpr bool LAST = order.value, FOLLOWS = follows.value;
         const Activation<known.first> first(activation, slope);
         const Activation<known.second> after(post, post_slope);
-#pragma unroll(GROUPS / 2)
-        for (int group = 0; group < GROUPS; group++) {
-            const int channel = LAST ? lane % CHANNELS : warp * (CHANNELS / 8) + group / SHARED_BY;
-            const auto position = [&](int k) -> int {
-                if (LAST) return threadIdx.x / CHANNELS + THREADS / CHANNELS * (group * OWN + k);
-                return lane + 32 * (group % SHARED_BY * OWN + k);
-            };
-            const bool there = c0 + channel < channels;
-            const long long start = (c0 + channel) * x_c;
-            Element of_x[OWN], of_y[OWN];
-            bool here[OWN];
+        const Element *const x_sample = x + n * x_n, *const y_sample = y + n * x_n;
+        const bool whole = LAST && channels % VECTOR == 0 && (x_n | x_d | x_h | x_w) % VECTOR == 0 && ((size_t)x | (size_t)y) % 16 == 0;
+#pragma unroll 1
+        for (int turn = 0; turn < TURNS; turn++) {
+            const int unit = unit_of(LAST, turn), c = c0 + unit * VECTOR;
+            if (c >= channels) continue;
+            // Of voxels of a channel alone 32 bits are enough.
+            using Offset = std::conditional_t<LAST, long long, unsigned>;
+            Offset at[OWN];
+            unsigned here = 0;
 #pragma unroll
             for (int k = 0; k < OWN; k++) {
-                const long long at = from[position(k)];
-                here[k] = at >= 0 && there;
-                of_x[k] = here[k] ? x[at + start] : Element{};
-                of_y[k] = here[k] && y ? y[at + start] : Element{};
+                const long long start = from[position_of(LAST, turn, k)];
+                here |= (start >= 0) << k;
+                // What is not there reads the sample's first.
+                at[k] = start >= 0 ? (Offset)start : 0;
             }
-            if (y) {
-                const Channel of = of_channel[channel];
-                Sum v[OWN], a[OWN], f[OWN], h[OWN], unused[OWN], post_f[OWN];
+            uint4 result[OWN] = {};
+            if (LAST || __any_sync(0xffffffffu, here)) {
+                Vector of_x[OWN], of_y[OWN];
+                const auto load_channels = [&](int e0, int count) {
 #pragma unroll
-                for (int k = 0; k < OWN; k++) v[k] = widen(of_y[k]);
-                first.of(v, a, f);
+                    for (int e = e0; e < e0 + count; e++) {
+                        const Starts start = starts[unit * VECTOR + e];
 #pragma unroll
-                for (int k = 0; k < OWN; k++) {
-                    h[k] = of.norm.normalized(a[k]);
-                    v[k] = of.norm.scaled(h[k]);
+                        for (int k = 0; k < OWN; k++) {
+                            of_x[k].of[e] = load(start.x, at[k]);
+                            if (FOLLOWS) of_y[k].of[e] = load(start.y, at[k]);
+                        }
+                    }
+                };
+                if (LAST && whole) {
+#pragma unroll
+                    for (int k = 0; k < OWN; k++) {
+                        of_x[k] = *(const Vector *)(x_sample + at[k] + c);
+                        if (FOLLOWS) of_y[k] = *(const Vector *)(y_sample + at[k] + c);
+                    }
+                } else if (!FOLLOWS || AHEAD) {
+                    load_channels(0, VECTOR);
                 }
-                after.of(v, unused, post_f);
+                if (FOLLOWS) {
 #pragma unroll
-                for (int k = 0; k < OWN; k++) {
-                    Sum dy = after.back(widen(of_x[k]), post_f[k]);
-                    if (mean) dy = of.factor * dy + (of.q + of.r * h[k]);
-                    dy = first.back(dy, f[k]);
-                    if (here[k]) narrow(dy, &of_x[k]);
-                }
-            }
+                    for (int e0 = 0; e0 < VECTOR; e0 += AT_ONCE) {
+                        if (!AHEAD && !(LAST && whole)) load_channels(e0, AT_ONCE);
+                        // Of each channel its positions.
+                        Sum v[AT_ONCE * OWN], a[AT_ONCE * OWN], f[AT_ONCE * OWN], h[AT_ONCE * OWN], unused[AT_ONCE * OWN], dy[AT_ONCE * OWN];
+                        Channel of[AT_ONCE];
 #pragma unroll
-            for (int k = 0; k < OWN; k++) {
-#if KIND != 4
-                most = max(most, magnitude(of_x[k]));
+                        for (int i = 0; i < AT_ONCE * OWN; i++) v[i] = widen(of_y[i % OWN].of[e0 + i / OWN]);
+                        first.of(v, a, f);
+#pragma unroll
+                        for (int e = 0; e < AT_ONCE; e++) of[e] = of_channels[unit].of[e0 + e];
+#pragma unroll
+                        for (int i = 0; i < AT_ONCE * OWN; i++) {
+                            h[i] = of[i / OWN].norm.normalized(a[i]);
+                            v[i] = of[i / OWN].norm.scaled(h[i]);
+                        }
+                        after.of(v, unused, a);
+#pragma unroll
+                        for (int i = 0; i < AT_ONCE * OWN; i++) dy[i] = widen(of_x[i % OWN].of[e0 + i / OWN]);
+                        after.back(dy, a);
+                        if (mean) {
+#pragma unroll
+                            for (int i = 0; i < AT_ONCE * OWN; i++) dy[i] = of[i / OWN].factor * dy[i] + (of[i / OWN].q + of[i / OWN].r * h[i]);
+                        }
+                        first.back(dy, f);
+#pragma unroll
+                        for (int i = 0; i < AT_ONCE * OWN; i++) {
+#if KIND == 0
+                            if (i / OWN % 2 == 0)
+                                (&result[i % OWN].x)[(e0 + i / OWN) / 2] = narrow_both(dy[i], dy[i + OWN], Element{});
+#else
+                            narrow(dy[i], &of_x[i % OWN].of[e0 + i / OWN]);
 #endif
+                        }
+                    }
+                }
+                if (KIND != 0 || !FOLLOWS) {
+#pragma unroll
+                    for (int k = 0; k < OWN; k++) result[k] = *(const uint4 *)&of_x[k];
+                }
+#pragma unroll
+                for (int k = 0; k < OWN; k++) {
+                    unsigned(&words)[4] = *(unsigned(*)[4])&result[k];
+#pragma unroll
+                    for (int word = 0; word < 4; word++) {
+                        words[word] = here >> k & 1 ? words[word] : 0;
+#if KIND == 0
+                        most = __vmaxu2(most, words[word] & 0x7fff7fffu);
+#elif KIND != 4
+                        most = max(most, words[word] & 0x7fffffffu);
+#endif
+                    }
+                }
+            }
 #if KIND == 1
-                if (round) {
-                    unsigned bits;
-                    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(of_x[k]));
-                    of_x[k] = __uint_as_float(bits);
+            if (round) {
+#pragma unroll
+                for (int k = 0; k < OWN; k++) {
+                    unsigned(&words)[4] = *(unsigned(*)[4])&result[k];
+#pragma unroll
+                    for (int word = 0; word < 4; word++) asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(words[word]) : "f"(__uint_as_float(words[word])));
                 }
+            }
 #endif
-                staged[position(k)][channel] = of_x[k];
+#pragma unroll
+            for (int k = 0; k < OWN; k++) {
+                const int position = position_of(LAST, turn, k);
+                if (at_once)
+                    write(unit, position, result[k]);
+                else
+                    *(uint4 *)&staged[unit * PITCH + position] = result[k];
             }
         }
     };
-    by_known(activation, post, [&](auto known) {
+    const auto read_by_order = [&](auto follows, auto known) {
         if (x_c == 1)
-            read(Whether<true>(), known);
+            read(Whether<true>(), follows, known);
         else
-            read(Whether<false>(), known);
-    });
-    __syncthreads();
-    if (group_in % VECTOR == 0) {
-        // Neighbouring channels at once: they are of one group, and of one class.
-        constexpr int PER = CHANNELS / VECTOR;
-        const int c = c0 + threadIdx.x % PER * VECTOR, start = c / group_in * (slots - group_in) + c;
+            read(Whether<false>(), follows, known);
+    };
+    if (y)
+        by_known(activation, post, [&](auto known) { read_by_order(Whether<true>(), known); });
+    else
+        read_by_order(Whether<false>(), Both<NONE, NONE>());
+    if (!at_once) __syncthreads();
+    if (!at_once && vectors) {
 #pragma unroll
-        for (int k = 0; k < GROUPS * OWN / VECTOR; k++) {
-            const int position = threadIdx.x / PER + k * (THREADS / PER);
-            if (c >= channels || slot[position] < 0) continue;
-            __align__(16) Element v[VECTOR];
-#pragma unroll
-            for (int e = 0; e < VECTOR; e++) v[e] = staged[position][c - c0 + e];
-            *(uint4 *)(out + to[position] + (start + slot[position]) / VECTOR * panel) = *(const uint4 *)v;
+        for (int k = 0; k < OWN * TURNS; k++) {
+            const int unit = unit_of(!panels, k / OWN), position = position_of(!panels, k / OWN, k % OWN);
+            write(unit, position, *(const uint4 *)&staged[unit * PITCH + position]);
         }
-    } else {
-        const int c = c0 + threadIdx.x % CHANNELS, start = c / group_in * (slots - group_in) + c;
+    } else if (!at_once) {
+        const int at = threadIdx.x % CHANNELS, c = c0 + at, start = c / group_in * (slots - group_in) + c;
 #pragma unroll 4
-        for (int k = 0; k < GROUPS * OWN; k++) {
-            const int position = threadIdx.x / CHANNELS + k * (THREADS / CHANNELS);
-            if (c >= channels || slot[position] < 0) continue;
-            const int at = start + slot[position];
-            out[to[position] + at / VECTOR * panel + at % VECTOR] = staged[position][threadIdx.x % CHANNELS];
+        for (int position = threadIdx.x / CHANNELS; position < POSITIONS; position += THREADS / CHANNELS) {
+            if (c >= channels || to[position] < 0) continue;
+            const int slot = start + class_slot[position];
+            out[to[position] + slot / VECTOR * panel + slot % VECTOR] = staged[at / VECTOR * PITCH + position].of[at % VECTOR];
         }
     }
 #if KIND != 4
     // One thread looks whether there has been one as large, where it last saw it: many would wait for each other.
+#if KIND == 0
+    most = max(most & 0xffffu, most >> 16);
+#endif
     most = __reduce_max_sync(0xffffffffu, most);
     if (lane == 0) of_warp[warp] = most;
     __syncthreads();

@@ -81,8 +81,23 @@ template <Known KNOWN> struct Activation {
         }
     }
 
-    /// A gradient by the slope: where ReLU's is 0 the gradient does not matter, be it infinite.
-    __device__ __forceinline__ Sum back(Sum gradient, Sum f) const { return code == 1 && f == 0 ? (Sum)0 : code == 0 ? gradient : gradient * f; }
+    /// A gradient by the slope: where ReLU's is 0 the gradient does not matter, be it infinite. Without an activation the slope
+    /// is 1.
+    __device__ __forceinline__ Sum back(Sum gradient, Sum f) const {
+        if (KNOWN == NONE) return gradient;
+        if (KNOWN == RELU) return f == 0 ? (Sum)0 : gradient;
+        return code == 1 && f == 0 ? (Sum)0 : gradient * f;
+    }
+    /// Some gradients, where they are.
+    template <int COUNT> __device__ __forceinline__ void back(Sum (&gradient)[COUNT], const Sum (&f)[COUNT]) const {
+        if (KNOWN == ANY && code != 1) {
+#pragma unroll
+            for (int k = 0; k < COUNT; k++) gradient[k] *= f[k];
+        } else {
+#pragma unroll
+            for (int k = 0; k < COUNT; k++) gradient[k] = back(gradient[k], f[k]);
+        }
+    }
 };
 
 /// How a channel of a sample is normalized: `v = gamma*h + beta`, `h = (a - mean)*rstd`. Without a normalization mean and beta
