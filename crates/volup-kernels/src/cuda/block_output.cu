@@ -10,7 +10,7 @@
 extern "C" __global__ void __launch_bounds__(THREADS, KIND == 0 ? 4 : 2) block_output(
     const Element *y, Element *z, const Sum *mean, const Sum *rstd, const Element *gamma, const Element *beta, int voxels, int channels,
     int group_channels, int chunks, int channel_blocks, int activation, int post, double slope, double post_slope) {
-    const Share share(voxels, channels, chunks, channel_blocks);
+    const Share share(voxels, channels, chunks, channel_blocks, blockIdx.x);
     const int turns = share.turns();
     if (share.to == 0) return;
     constexpr int OWN = LAST ? VECTOR : 1;

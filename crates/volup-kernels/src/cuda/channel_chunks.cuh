@@ -51,8 +51,9 @@ struct Share {
     long long base;
     int from, to, pitch;
 
-    __device__ __forceinline__ Share(int voxels, int channels, int chunks, int channel_blocks) {
-        int at = blockIdx.x;
+    /// That of a block by its number.
+    __device__ __forceinline__ Share(int voxels, int channels, int chunks, int channel_blocks, int block) {
+        int at = block;
 #if LAST == 0
         chunk = at % chunks;
         const int row = at / chunks;

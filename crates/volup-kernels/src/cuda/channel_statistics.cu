@@ -24,7 +24,8 @@ struct Statistics {
 
 extern "C" __global__ void __launch_bounds__(THREADS, KIND == 4 ? 2 : 3) channel_statistics(const Element *y, Sum *mean, Sum *m2, Sum *count, int voxels, int channels,
                                                                          int chunks, int channel_blocks, int activation, double slope) {
-    const Share share(voxels, channels, chunks, channel_blocks);
+    // From the end: what was written last is still in the second-level cache, and what is read last when `y` is read again.
+    const Share share(voxels, channels, chunks, channel_blocks, gridDim.x - 1 - blockIdx.x);
     const int turns = share.turns();
     constexpr int OWN = LAST ? VECTOR : 1;
     Statistics so_far[OWN] = {};

@@ -21,7 +21,8 @@ constexpr int AT_ONCE = VECTOR < 4 ? VECTOR : 4;
 extern "C" __global__ void __launch_bounds__(THREADS, KIND == 4 ? 1 : LAST ? 2 : 3) gradient_sums(
     const Element *y, const Element *dz, Sum *sums, const Sum *mean, const Sum *rstd, const Element *gamma, const Element *beta, int voxels,
     int channels, int group_channels, int chunks, int channel_blocks, int activation, int post, double slope, double post_slope) {
-    const Share share(voxels, channels, chunks, channel_blocks);
+    // From the end: what is read last is still in the second-level cache when both are read again.
+    const Share share(voxels, channels, chunks, channel_blocks, gridDim.x - 1 - blockIdx.x);
     const int turns = share.turns();
     constexpr int OWN = LAST ? VECTOR : 1;
     Sum total[OWN][SUMS] = {};
