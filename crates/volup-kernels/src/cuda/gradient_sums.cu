@@ -13,12 +13,11 @@
 #include "slope.cuh"
 
 constexpr int SUMS = 5;
-/// Whether a turn's loads are under way while the one before is computed: of narrow elements, of which there is more to compute
-/// than to wait for. Elements computed at once: more would leave registers for two blocks of NCDHW, not three.
+/// Whether a turn's loads are under way while the one before is computed: narrow elements, of which there is more to compute
+/// than to wait for. Others leave no registers for three blocks.
 constexpr bool AHEAD = sizeof(Element) == 2;
-constexpr int AT_ONCE = VECTOR < 4 ? VECTOR : 4;
 
-extern "C" __global__ void __launch_bounds__(THREADS, KIND == 4 ? 1 : LAST ? 2 : 3) gradient_sums(
+extern "C" __global__ void __launch_bounds__(THREADS, KIND == 4 ? 1 : KIND == 1 && !LAST ? 3 : 2) gradient_sums(
     const Element *y, const Element *dz, Sum *sums, const Sum *mean, const Sum *rstd, const Element *gamma, const Element *beta, int voxels,
     int channels, int group_channels, int chunks, int channel_blocks, int activation, int post, double slope, double post_slope) {
     // From the end: what is read last is still in the second-level cache when both are read again.
@@ -58,47 +57,42 @@ extern "C" __global__ void __launch_bounds__(THREADS, KIND == 4 ? 1 : LAST ? 2 :
                 }
 #pragma unroll
                 for (int k = 0; k < VECTORS; k++) {
-                    const Words words_of_z = of_z[k], words_of_y = of_y[k];
+                    Sum x[VECTOR], a[VECTOR], f[VECTOR], h[VECTOR], unused[VECTOR], dv[VECTOR];
+#pragma unroll
+                    for (int e = 0; e < VECTOR; e++) {
+                        x[e] = widen(((const Vector *)&of_y[k])->of[e]);
+                        dv[e] = widen(((const Vector *)&of_z[k])->of[e]);
+                    }
                     if (AHEAD) {
                         of_z[k] = share.load(dz, (turn + 1) * VECTORS + k);
                         of_y[k] = share.load(y, (turn + 1) * VECTORS + k);
                     }
-                    const bool whole = share.whole(turn * VECTORS + k);
+                    first.of(x, a, f);
 #pragma unroll
-                    for (int e0 = 0; e0 < VECTOR; e0 += AT_ONCE) {
-                        Sum x[AT_ONCE], a[AT_ONCE], f[AT_ONCE], h[AT_ONCE], unused[AT_ONCE], dv[AT_ONCE];
-#pragma unroll
-                        for (int e = 0; e < AT_ONCE; e++) {
-                            x[e] = widen(((const Vector *)&words_of_y)->of[e0 + e]);
-                            dv[e] = widen(((const Vector *)&words_of_z)->of[e0 + e]);
-                        }
-                        first.of(x, a, f);
-#pragma unroll
-                        for (int e = 0; e < AT_ONCE; e++) {
-                            h[e] = norm[LAST ? e0 + e : 0].normalized(a[e]);
-                            x[e] = norm[LAST ? e0 + e : 0].scaled(h[e]);
-                        }
-                        last.of(x, unused, a);
-                        last.back(dv, a);
-                        // What is not there has a gradient of 0, and here a slope of 0.
-                        if (!whole) {
-                            int lo, hi;
-                            share.range(turn * VECTORS + k, lo, hi);
-#pragma unroll
-                            for (int e = 0; e < AT_ONCE; e++) f[e] = e0 + e >= lo && e0 + e < hi ? f[e] : (Sum)0;
-                        }
-#pragma unroll
-                        for (int e = 0; e < AT_ONCE; e++) {
-                            Sum(&to)[SUMS] = total[LAST ? e0 + e : 0];
-                            to[0] += dv[e];
-                            to[1] += dv[e] * h[e];
-                            to[3] += f[e];
-                            to[4] += h[e] * f[e];
-                        }
-                        first.back(dv, f);
-#pragma unroll
-                        for (int e = 0; e < AT_ONCE; e++) total[LAST ? e0 + e : 0][2] += dv[e];
+                    for (int e = 0; e < VECTOR; e++) {
+                        h[e] = norm[LAST ? e : 0].normalized(a[e]);
+                        x[e] = norm[LAST ? e : 0].scaled(h[e]);
                     }
+                    last.of(x, unused, a);
+                    last.back(dv, a);
+                    // What is not there has a gradient of 0, and here a slope of 0.
+                    if (!share.whole(turn * VECTORS + k)) {
+                        int lo, hi;
+                        share.range(turn * VECTORS + k, lo, hi);
+#pragma unroll
+                        for (int e = 0; e < VECTOR; e++) f[e] = e >= lo && e < hi ? f[e] : (Sum)0;
+                    }
+#pragma unroll
+                    for (int e = 0; e < VECTOR; e++) {
+                        Sum(&to)[SUMS] = total[LAST ? e : 0];
+                        to[0] += dv[e];
+                        to[1] += dv[e] * h[e];
+                        to[3] += f[e];
+                        to[4] += h[e] * f[e];
+                    }
+                    first.back(dv, f);
+#pragma unroll
+                    for (int e = 0; e < VECTOR; e++) total[LAST ? e : 0][2] += dv[e];
                 }
             }
         });
