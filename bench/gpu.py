@@ -97,7 +97,7 @@ MOST_SECONDS = {
     "tests": 150.0,
     "gradients": 200.0,
     "stress": 300.0,
-    "sanitizer": 240.0,
+    "sanitizer": 360.0,
     "bench": 480.0,
     "training": 3600.0,
 }
