@@ -65,24 +65,22 @@ FAMILIES = (
     "halo_gemm",
     "box_gemm",
     "shuffle_gemm",
-    "implicit_gemm",
 )
-# Kernels that the plan seldom takes for small cases: of convolutions, and of gradients, these with
-# a family that leaves them to be chosen.
-KERNELS = ("shuffle_wgmma",)
-GRADIENT_KERNELS = {
+# Kernels that the plan seldom takes for small cases, with a family that leaves them to be chosen.
+KERNELS = {
+    "implicit_gemm": "implicit_gemm",
+    "shuffle_wgmma": "shuffle_gemm",
     "shuffle_gradient": "shuffle_gemm",
     "weight_gradient": "halo_gemm",
     "weight_gradient_lines": "halo_gemm",
     "weight_gradient_narrow": "halo_gemm",
 }
-# How each is asked for.
+# How each is asked for: of kernels in the passes of training too.
 CHECKED = {
     **{name: ("--algorithm", name) for name in FAMILIES},
-    **{name: ("--kernel", name) for name in KERNELS},
     **{
         name: ("--gradients", "--kernel", name, "--algorithm", family)
-        for name, family in GRADIENT_KERNELS.items()
+        for name, family in KERNELS.items()
     },
 }
 TOOLS = ("memcheck", "racecheck", "initcheck")

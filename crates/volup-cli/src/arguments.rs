@@ -35,10 +35,8 @@ impl Where {
         Ok(match self.device {
             Device::Cpu => AnyEngine::Cpu(self.threads.map_or_else(CpuEngine::new, CpuEngine::with_threads)),
             Device::Cuda(ordinal) => {
-                let engine = CudaEngine::new(ordinal, self.precision)?;
-                AnyEngine::Cuda(Box::new(
-                    engine.with_algorithm(self.algorithm).with_kernel(self.kernel.clone()),
-                ))
+                let engine = CudaEngine::new(ordinal, self.precision)?.with_algorithm(self.algorithm);
+                AnyEngine::Cuda(Box::new(engine.with_kernel(self.kernel.clone())?))
             }
         })
     }

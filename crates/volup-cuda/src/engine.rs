@@ -105,8 +105,17 @@ impl CudaEngine {
     }
 
     /// The same engine, with the best of the plans that launch a kernel, where there is one, in place of the plan's choice.
-    pub fn with_kernel(self, kernel: Option<String>) -> CudaEngine {
-        CudaEngine { kernel, plans: Mutex::default(), ..self }
+    ///
+    /// # Errors
+    /// [`Error::UnknownName`].
+    pub fn with_kernel(self, kernel: Option<String>) -> Result<CudaEngine> {
+        let variants = Manifest::embedded().for_device(self.device.info())?;
+        let is_one = |name: &String| variants.iter().any(|variant| variant.entry == name);
+        if let Some(got) = kernel.clone().filter(|name| !is_one(name)) {
+            let expected = "the name of a kernel's function";
+            return Err(Error::UnknownName { param: "kernel", got, expected });
+        }
+        Ok(CudaEngine { kernel, plans: Mutex::default(), ..self })
     }
 
     /// The device.

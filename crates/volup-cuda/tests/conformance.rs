@@ -2,8 +2,8 @@
 
 mod gpu;
 
-use volup::Precision;
 use volup::testing::{conformance, random_runs, random_training_runs, training_conformance};
+use volup::{Error, Precision};
 use volup_cuda::{Algorithm, CudaEngine};
 
 /// Random runs of each engine.
@@ -37,10 +37,12 @@ fn each_family_in_tf32() {
     Algorithm::ALL.into_iter().for_each(|algorithm| passes(Precision::Tf32, Some(algorithm)));
 }
 
-/// Kernels that the plan seldom takes for what is as small as tests are: of convolutions, and of gradients, with a family
-/// that leaves them to be chosen.
+/// Kernels that the plan seldom takes for what is as small as tests are, with a family that leaves them to be chosen: of the
+/// forward pass, which training's may be another plan of, then of gradients.
 const KERNEL: &str = "shuffle_wgmma";
-const OF_GRADIENTS: [(Algorithm, &str); 4] = [
+const OF_TRAINING: [(Algorithm, &str); 6] = [
+    (Algorithm::ShuffleGemm, KERNEL),
+    (Algorithm::ImplicitGemm, "implicit_gemm"),
     (Algorithm::ShuffleGemm, "shuffle_gradient"),
     (Algorithm::HaloGemm, "weight_gradient"),
     (Algorithm::HaloGemm, "weight_gradient_lines"),
@@ -49,9 +51,17 @@ const OF_GRADIENTS: [(Algorithm, &str); 4] = [
 
 fn passes_with_kernels(precision: Precision) {
     if let Some(engine) = gpu::or_skip(CudaEngine::new(0, precision)) {
-        conformance(&engine.with_kernel(Some(KERNEL.into())));
+        conformance(&engine.with_kernel(Some(KERNEL.into())).unwrap());
     }
-    OF_GRADIENTS.into_iter().for_each(|choice| trains(precision, Some(choice)));
+    OF_TRAINING.into_iter().for_each(|choice| trains(precision, Some(choice)));
+}
+
+#[test]
+fn an_unknown_kernel_is_refused() {
+    if let Some(engine) = gpu::or_skip(CudaEngine::new(0, Precision::Ieee)) {
+        let refused = engine.with_kernel(Some("im2col".into())).err();
+        assert!(matches!(refused, Some(Error::UnknownName { param: "kernel", .. })));
+    }
 }
 
 #[test]
@@ -67,7 +77,7 @@ fn each_kernel_in_tf32() {
 fn trains(precision: Precision, choice: Option<(Algorithm, &str)>) {
     if let Some(engine) = gpu::or_skip(CudaEngine::new(0, precision)) {
         let (algorithm, kernel) = choice.unzip();
-        let engine = engine.with_algorithm(algorithm).with_kernel(kernel.map(str::to_string));
+        let engine = engine.with_algorithm(algorithm).with_kernel(kernel.map(str::to_string)).unwrap();
         training_conformance(&engine);
         random_training_runs(&engine, RUNS);
     }
