@@ -43,6 +43,8 @@ const CACHE: f64 = 4.5e12;
 const PARTLY: [f64; 2] = [1.35, 32.0];
 /// Clocks that a block takes to get hold of a stage of A, and of a unit of B.
 const STAGE: f64 = 320.0;
+/// What a stage of one step of K takes more where each chunk has taps of its own: too few products hide what it waits for.
+const ONE_STEP: f64 = 580.0;
 const UNIT: f64 = 120.0;
 /// What a tile costs beside its products, and what one of its elements does, in seconds.
 const TILE: f64 = 1.6e-6;
@@ -291,7 +293,8 @@ impl<'a> Halo<'a> {
             * chunks
             * if whole_h { h_step.min(height.axis.kernel) } else { height.axis.kernel };
         let turns = taps * chunks * (w_steps / unit_steps);
-        let waits = stages as f64 * STAGE * stages_there + turns as f64 * UNIT * parts as f64 * there;
+        let stage_clocks = if short.is_some() && chunk_panels == 2 { STAGE + ONE_STEP } else { STAGE };
+        let waits = stages as f64 * stage_clocks * stages_there + turns as f64 * UNIT * parts as f64 * there;
         let waits = (row_tiles * all) as f64 * waits;
         let compute = (instructions * clocks / EFFICIENCY + waits) / (device * CLOCK * full);
         let copied = (row_tiles * all) as f64 * (stages * stage) as f64 * stages_there;
