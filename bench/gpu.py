@@ -75,8 +75,9 @@ KERNELS = {
     "weight_gradient_lines": "halo_gemm",
     "weight_gradient_narrow": "halo_gemm",
 }
-# How each is asked for: of kernels in the passes of training too.
+# How each is asked for: of kernels in the passes of training too; and these by the plan's choice.
 CHECKED = {
+    "gradients": ("--gradients",),
     **{name: ("--algorithm", name) for name in FAMILIES},
     **{
         name: ("--gradients", "--kernel", name, "--algorithm", family)

@@ -96,21 +96,19 @@ impl<'a> Backward<'a> {
         } else {
             None
         };
-        let factors = wanted.input || wanted.weight;
         let by_rows = Backward { context, wanted, rows, again, both: None, input: None, weight: None };
-        let both = if factors { by_rows.without_rows() } else { None };
-        if !factors {
+        if !(wanted.input || wanted.weight) {
             return Ok(vec![by_rows]);
         }
         // The choice is made as if both were wanted: a gradient alone has the same bits.
-        let compared = Wanted { input: true, weight: true, ..wanted };
+        let by_rows = Backward { wanted: Wanted { input: true, weight: true, ..wanted }, ..by_rows };
         let fast = context.request.dtype != DType::F64;
         let inputs = if fast { input_plans(context, &rows)? } else { vec![(None, None)] };
         let input_bytes = rows.batch * sample_bytes(context, context.request.geometry.input_shape());
         let pass = 2.0 * input_bytes as f64 / ROWS + LAUNCH;
         let weights: Vec<_> = Weight::all(context, &rows, pass).into_iter().map(Some).collect();
         let weights = if weights.is_empty() { vec![None] } else { weights };
-        let mut all: Vec<_> = both.into_iter().collect();
+        let mut all: Vec<_> = by_rows.without_rows().into_iter().collect();
         for weight in &weights {
             for (input, panel_rows) in &inputs {
                 // Rows of tiles that are as wide as all panels would be read from as many places.
@@ -121,7 +119,6 @@ impl<'a> Backward<'a> {
                 }
             }
         }
-        all.iter_mut().for_each(|plan| plan.wanted = compared);
         all.sort_by(|one, other| one.seconds().total_cmp(&other.seconds()));
         if !wanted.weight {
             // They do not differ by what computes that of the weight.

@@ -232,6 +232,11 @@ struct Context<'a> {
 }
 
 impl<'a> Context<'a> {
+    /// For a request as it is asked for.
+    fn new(request: &'a Request, device: &'a DeviceInfo, variants: &'a [&'a Variant]) -> Context<'a> {
+        Context { request, device, variants, classes: None, packed: false, counted: None }
+    }
+
     /// The kernels of a function, which the entry is named after, for some types: in a tile kernel's cubin
     /// with an ending.
     fn kernels(self, kernel: &str, types: &[&str]) -> impl Iterator<Item = &'a Variant> {
@@ -391,7 +396,7 @@ impl Plan {
     /// [`Error::MissingKernel`] if the build lacks what the plan needs; [`Error::Overflow`] for sizes
     /// past what the kernels count to.
     pub fn new(request: &Request, device: &DeviceInfo, variants: &[&Variant]) -> Result<Plan> {
-        let context = Context { request, device, variants, classes: None, packed: false, counted: None };
+        let context = Context::new(request, device, variants);
         match request.task {
             Task::Forward => Plan::forward(context),
             _ if request.geometry.batch() == 0 => Ok(Plan::nothing()),
@@ -418,7 +423,7 @@ impl Plan {
         variants: &[&Variant],
         most: usize,
     ) -> Result<Vec<Plan>> {
-        let context = Context { request, device, variants, classes: None, packed: false, counted: None };
+        let context = Context::new(request, device, variants);
         match request.task {
             Task::Forward => {
                 let of = |family| Plan::of(context, family);

@@ -41,6 +41,13 @@ use manifest::{devices, signature, source, variants_for};
 use volup::testing::{Case, cases, published};
 use volup::{DType, Error, MemoryFormat, Precision};
 
+/// The types that tensor cores multiply gradients of, and how float32 is multiplied.
+const MULTIPLIED: [(DType, Precision); 4] = [
+    (DType::F32, Precision::Ieee),
+    (DType::F32, Precision::Tf32),
+    (DType::F16, Precision::Ieee),
+    (DType::Bf16, Precision::Ieee),
+];
 const FORMATS: [MemoryFormat; 2] = [MemoryFormat::Contiguous, MemoryFormat::ChannelsLast3d];
 
 /// The types that are asked for, float32 in all precisions, which are one for the others.

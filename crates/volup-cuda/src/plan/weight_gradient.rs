@@ -44,6 +44,48 @@ impl fmt::Display for WeightGradient<'_> {
     }
 }
 
+/// How the rows are shared out among blocks.
+#[derive(Clone, Copy)]
+pub(super) struct Shares {
+    pub(super) splits: usize,
+    /// Rows of a share.
+    pub(super) share: usize,
+    /// The time that all is expected to take.
+    pub(super) seconds: f64,
+}
+
+impl Shares {
+    /// The best of `count` rows in stages of `kc` that take so many seconds each, for `items` blocks a share of which `places`
+    /// run at once, with sums of so many bytes.
+    pub(super) fn best(
+        count: usize,
+        (kc, stage): (usize, f64),
+        [items, places]: [usize; 2],
+        bytes: usize,
+    ) -> Option<Shares> {
+        let with = |splits: usize| {
+            let share = count.div_ceil(splits).next_multiple_of(kc);
+            let splits = count.div_ceil(share);
+            let waves = (items * splits).div_ceil(places) as f64;
+            let seconds = waves * (BLOCK + (share / kc) as f64 * stage)
+                + 2.0 * splits as f64 * bytes as f64 / CACHE
+                + 6e-6;
+            Shares { splits, share, seconds }
+        };
+        let most = (count / FEWEST_ROWS).clamp(1, MOST_SPLITS);
+        (1..=most).map(with).min_by(|one, other| one.seconds.total_cmp(&other.seconds))
+    }
+}
+
+/// What is of a kind of numbers, of 16 bits, tf32 and two of them.
+pub(super) fn of_kind(kind: i64, all: [f64; 3]) -> f64 {
+    all[match kind {
+        0 => 0,
+        1 => 1,
+        _ => 2,
+    }]
+}
+
 /// Channels of a row of the gradient, of one of the input, and shifts that a block has.
 fn tile(kernel: &Variant) -> [usize; 3] {
     let of = |name| size(kernel, name);
@@ -93,29 +135,16 @@ impl<'a> WeightGradient<'a> {
 
         let element = context.request.dtype.size();
         let (device, ctas) = (context.device.multiprocessors, size(kernel, "CTAS"));
-        let rate = match kind {
-            0 => RATES[0],
-            1 => RATES[1],
-            _ => RATES[2],
-        };
         let warps = ctas * size(kernel, "WARPS_M") * size(kernel, "WARPS_N");
-        let rate = rate * (warps as f64 / WARPS as f64).min(1.0);
+        let rate = of_kind(kind, RATES) * (warps as f64 / WARPS as f64).min(1.0);
         // The blocks of a multiprocessor share its rate.
         let compute = (2 * m * n * taps * kc) as f64 / rate * ctas as f64;
         let bytes = (((kc + halo) * m + kc * n) * element) as f64;
         let stage = compute.max(bytes * (device * ctas) as f64 / CACHE).max(STAGE);
         let places = device * ctas;
-        let elements = (rows.taps() * all_n * rows.group_out * 4) as f64;
-        let plan = |splits: usize| {
-            let share = rows.count.div_ceil(splits).next_multiple_of(kc);
-            let splits = rows.count.div_ceil(share);
-            let waves = (busy * splits).div_ceil(places) as f64;
-            let seconds =
-                waves * (BLOCK + (share / kc) as f64 * stage) + 2.0 * splits as f64 * elements / CACHE + 6e-6;
-            WeightGradient { kernel, items, splits, share, seconds }
-        };
-        let most = (rows.count / FEWEST_ROWS).clamp(1, MOST_SPLITS);
-        (1..=most).map(plan).min_by(|one, other| one.seconds.total_cmp(&other.seconds))
+        let sums = rows.taps() * all_n * rows.group_out * 4;
+        let Shares { splits, share, seconds } = Shares::best(rows.count, (kc, stage), [busy, places], sums)?;
+        Some(WeightGradient { kernel, items, splits, share, seconds })
     }
 
     /// The launch, from the rows of the input and of the gradient to the shares' sums.

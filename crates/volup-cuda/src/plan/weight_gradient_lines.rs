@@ -1,7 +1,7 @@
 //! Planning `weight_gradient_lines`: how lines are cut in strips and shared out. The kernel's file says what the numbers mean.
 
 use super::rows::Rows;
-use super::weight_gradient::operands;
+use super::weight_gradient::{of_kind, operands};
 use super::{Argument, Context, RESERVED, SHARED, Step, product, push, size, strides};
 use crate::Variant;
 use std::fmt;
@@ -142,12 +142,7 @@ impl<'a> WeightGradientLines<'a> {
             product(&[rows.batch, d.axis.input, strips, h.axis.input]).filter(|&lines| lines < 1 << 30)?;
 
         let places = context.device.multiprocessors;
-        let rate = match kind {
-            0 => RATES[0],
-            1 => RATES[1],
-            _ => RATES[2],
-        };
-        let compute = (2 * TAPS * m * n * steps * step) as f64 / rate;
+        let compute = (2 * TAPS * m * n * steps * step) as f64 / of_kind(kind, RATES);
         let copied = (steps * step + (w.count - 1) * w.apart) * h.classes * w.classes * n * element;
         let copy = |bytes: usize| (bytes * places) as f64 / CACHE;
         let turned = h.classes * w.classes * steps * n / if kind == 1 { 2 } else { 1 };

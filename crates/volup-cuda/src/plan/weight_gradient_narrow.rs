@@ -1,7 +1,7 @@
 //! Planning `weight_gradient_narrow`: how the rows are shared out. The kernel's file says what the numbers mean.
 
 use super::rows::Rows;
-use super::weight_gradient::operands;
+use super::weight_gradient::{Shares, of_kind, operands};
 use super::{Argument, Context, RESERVED, SHARED, Step, product, push, size};
 use crate::Variant;
 use std::fmt;
@@ -17,12 +17,8 @@ const KC: [usize; 2] = [128, 64];
 
 /// Bytes a second from the second-level cache.
 const CACHE: f64 = 4.5e12;
-/// What a block takes beside its stages, and a stage at least, of 16 bits, tf32 and two of them, in seconds.
-const BLOCK: f64 = 4e-6;
+/// What a stage takes at least, of 16 bits, tf32 and two of them, in seconds.
 const STAGE: [f64; 3] = [0.7e-6, 0.5e-6, 1.2e-6];
-/// The most shares, and the fewest rows of one.
-const MOST_SPLITS: usize = 512;
-const FEWEST_ROWS: usize = 256;
 
 /// A plan of this kernel.
 #[derive(Clone)]
@@ -59,32 +55,17 @@ impl<'a> WeightGradientNarrow<'a> {
         let pair = |column: usize| column / rows.group_in / w.count;
         let of_block = |first: usize| pair((first + COLUMNS).min(columns) - 1) - pair(first) + 1;
         let windows = (0..columns).step_by(COLUMNS).map(of_block).max()?;
-        let mut plan = WeightGradientNarrow { kernel, items, windows, splits: 1, share: 0, seconds: 0.0 };
+        let plan = WeightGradientNarrow { kernel, items, windows, splits: 1, share: 0, seconds: 0.0 };
         let shared = plan.shared_bytes(rows);
         let ctas = size(kernel, "CTAS").min(SHARED / (shared + kernel.shared_bytes as usize + RESERVED));
         if items >= 1 << 24 || ctas == 0 {
             return None;
         }
         let (kc, places) = (plan.stage_rows(), context.device.multiprocessors * ctas);
-        let stage_floor = match kind {
-            0 => STAGE[0],
-            1 => STAGE[1],
-            _ => STAGE[2],
-        };
-        let stage = ((shared / STAGES * places) as f64 / CACHE).max(stage_floor);
-        let elements = (rows.taps() * rows.group_in * rows.group_out * 4) as f64;
-        let with = |splits: usize| {
-            let share = rows.count.div_ceil(splits).next_multiple_of(kc);
-            let splits = rows.count.div_ceil(share);
-            let waves = (items * splits).div_ceil(places) as f64;
-            let seconds =
-                waves * (BLOCK + (share / kc) as f64 * stage) + 2.0 * splits as f64 * elements / CACHE + 6e-6;
-            (splits, share, seconds)
-        };
-        let most = (rows.count / FEWEST_ROWS).clamp(1, MOST_SPLITS);
-        let best = (1..=most).map(with).min_by(|one, other| one.2.total_cmp(&other.2))?;
-        (plan.splits, plan.share, plan.seconds) = best;
-        Some(plan)
+        let stage = ((shared / STAGES * places) as f64 / CACHE).max(of_kind(kind, STAGE));
+        let sums = rows.taps() * rows.group_in * rows.group_out * 4;
+        let Shares { splits, share, seconds } = Shares::best(rows.count, (kc, stage), [items, places], sums)?;
+        Some(WeightGradientNarrow { splits, share, seconds, ..plan })
     }
 
     /// Rows of a stage.

@@ -302,15 +302,24 @@ struct Warpgroup {
         }
     }
 
-    /// Writes a tile's outputs.
-    __device__ __forceinline__ void write(int n, int first, bool by_definition) {
+    /// Where a sample's outputs begin.
+    __device__ __forceinline__ Element *output_of(int n) const {
         Element *of_sample = s.y + n * s.y_n;
         // The compiler would rather multiply anew for each output.
         asm volatile("" : "+l"(of_sample));
-        const auto place_at = [&](int of) {
-            const int p = first + position(of / 2, of % 2);
-            return p < s.volume ? place_of(p) : NOWHERE;
-        };
+        return of_sample;
+    }
+
+    /// Where one of the lane's positions of a tile is written, from its sample's start.
+    __device__ __forceinline__ int place_in(int first, int of) const {
+        const int p = first + position(of / 2, of % 2);
+        return p < s.volume ? place_of(p) : NOWHERE;
+    }
+
+    /// Writes a tile's outputs.
+    __device__ __forceinline__ void write(int n, int first, bool by_definition) {
+        Element *const of_sample = output_of(n);
+        const auto place_at = [&](int of) { return place_in(first, of); };
         int at[2] = {NOWHERE, NOWHERE};
         const bool leaky = tables.activation.leaky || MODE == 2 && tables.post.leaky;
         if (s.whole && !by_definition) {
@@ -398,13 +407,8 @@ struct Warpgroup {
 
     /// In mode 3 writes a tile's outputs, and counts each pair's at once.
     __device__ __forceinline__ void write_and_count(int n, int first, bool by_definition) {
-        Element *of_sample = s.y + n * s.y_n;
-        // The compiler would rather multiply anew for each output.
-        asm volatile("" : "+l"(of_sample));
-        const auto place_at = [&](int of) {
-            const int p = first + position(of / 2, of % 2);
-            return p < s.volume ? place_of(p) : NOWHERE;
-        };
+        Element *const of_sample = output_of(n);
+        const auto place_at = [&](int of) { return place_in(first, of); };
         int at[2] = {NOWHERE, NOWHERE};
         // What is counted in part is written position by position: registers do not suffice for both ways.
         if (s.whole && !by_definition && s.volume - first >= POS) {

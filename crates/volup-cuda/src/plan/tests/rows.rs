@@ -36,7 +36,7 @@ fn request(case: &Case, (dtype, precision): (DType, Precision)) -> Request {
 }
 
 fn context<'a>(request: &'a Request, device: &'a DeviceInfo, variants: &'a [&'a Variant]) -> Context<'a> {
-    Context { request, device, variants, classes: None, packed: false, counted: None }
+    Context::new(request, device, variants)
 }
 
 /// Cases that draw everything, without empty batches.

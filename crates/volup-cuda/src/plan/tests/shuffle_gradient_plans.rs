@@ -4,7 +4,7 @@ use super::machine::Call;
 use super::manifest::{devices, variants_for};
 use super::results::unnoticed;
 use super::training::{Example, wanted_of};
-use super::{FORMATS, fits, launches};
+use super::{FORMATS, MULTIPLIED, fits, launches};
 use crate::plan::{Plan, Request, Task};
 use crate::{Algorithm, DeviceInfo, Variant};
 use std::collections::BTreeSet;
@@ -23,14 +23,6 @@ const ROWS: [(&str, &str); 10] = [
     ("n 2, 1x1x150, 3>128, k 1x1x2, s 1x1x2, relu, gn 128", "all rows of two taps each: the most channels"),
     ("n 2, 3x5x6, 64>32, k 2, s 2, bias, relu, gn 8", "all channels and rows of a tile"),
     ("n 2, 1x1x1, 4>1, k 16x8x2, s 16x8x2, gelu_tanh", "all rows of one channel, one position"),
-];
-
-/// The types, and how float32 is multiplied.
-const NUMBERS: [(DType, Precision); 4] = [
-    (DType::F32, Precision::Ieee),
-    (DType::F32, Precision::Tf32),
-    (DType::F16, Precision::Ieee),
-    (DType::Bf16, Precision::Ieee),
 ];
 
 /// No gradient.
@@ -108,7 +100,7 @@ fn check(multiprocessors: usize, rows: &[i64], wanted: Wanted) -> (BTreeSet<&'st
         let wanted = wanted_of(&case.block, wanted);
         let tasks = [Task::Backward(wanted), Task::Recompute(wanted)];
         for (task, (dtype, precision)) in
-            tasks.iter().flat_map(|task| NUMBERS.map(|numbers| (*task, numbers)))
+            tasks.iter().flat_map(|task| MULTIPLIED.map(|numbers| (*task, numbers)))
         {
             let request = Request { task, dtype, precision, ..request_of(&case) };
             let plan = plan(&request, &device, &variants);
@@ -169,7 +161,7 @@ fn both_gradients_of_random_cases_are_those_of_the_definition() {
     let cases = (0..20_000).map(|seed| (seed, random_case(seed))).filter(|(_, case)| case.batch != Some(0));
     let mut count = 0;
     for (seed, case) in cases.filter(|(_, case)| applies(&request_of(case))) {
-        let (dtype, precision) = NUMBERS[count % NUMBERS.len()];
+        let (dtype, precision) = MULTIPLIED[count % MULTIPLIED.len()];
         let request = Request { dtype, precision, ..request_of(&case) };
         println!("seed {seed}");
         let (plan, _) =
@@ -199,7 +191,7 @@ fn what_is_no_number_goes_where_the_definition_has_it() {
     for line in ["n 2, 5x6x7, 9>5, k 2, s 2, bias, relu", "n 3, 3x5x8, 4>17, k 2, s 2"] {
         let case = case(line);
         for ((dtype, precision), (change, defined)) in
-            NUMBERS.into_iter().flat_map(|numbers| changes.map(|change| (numbers, change)))
+            MULTIPLIED.into_iter().flat_map(|numbers| changes.map(|change| (numbers, change)))
         {
             let example = Example::new(&case, dtype, change);
             let request = Request { dtype, precision, ..request_of(&case) };
@@ -282,7 +274,7 @@ fn it_is_the_plan_where_tiles_are_full_or_few() {
         ("n 2, 3x4x5, 4>6, k 2, s 2, bias", true),
         ("n 2, 128x128x128, 8>1, k 1x1x2, s 1x1x2", false),
     ] {
-        for (dtype, precision) in NUMBERS {
+        for (dtype, precision) in MULTIPLIED {
             let request = Request { dtype, precision, ..request(line) };
             let (plan, first) = plan(&request, &hopper, &variants).expect("a plan");
             assert_eq!(first, fastest, "{plan}");
@@ -303,7 +295,7 @@ fn a_wrong_argument_shows() {
         "n 2, 4x6x8, 16>8, k 2, s 2, bias, silu, gn 4, hardswish",
     ] {
         let case = case(line);
-        for (dtype, precision) in NUMBERS {
+        for (dtype, precision) in MULTIPLIED {
             let example = Example::new(&case, dtype, |_| {});
             let request = Request { dtype, precision, ..request_of(&case) };
             let (plan, _) = plan(&request, &device, &variants).expect("a plan");

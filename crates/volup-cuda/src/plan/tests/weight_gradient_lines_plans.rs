@@ -1,9 +1,9 @@
 //! Plans of `weight_gradient_lines`, run by the kernels' contracts, against the reference.
 
-use super::FORMATS;
 use super::manifest::{devices, variants_for};
 use super::results::unnoticed;
 use super::training::{Example, planned};
+use super::{FORMATS, MULTIPLIED};
 use crate::Variant;
 use crate::plan::Task;
 use std::collections::BTreeSet;
@@ -12,12 +12,6 @@ use volup::{DType, Precision, Wanted};
 
 const WEIGHT: Wanted =
     Wanted { input: false, weight: true, bias: false, norm_weight: false, norm_bias: false };
-const NUMBERS: [(DType, Precision); 4] = [
-    (DType::F32, Precision::Ieee),
-    (DType::F32, Precision::Tf32),
-    (DType::F16, Precision::Ieee),
-    (DType::Bf16, Precision::Ieee),
-];
 /// Cases, and what is unusual about them.
 const CASES: [(&str, &str); 4] = [
     ("n 1, 2x5x72, 8>8, k 2x4x3, d 1x2x1, p 1", "strips, blocks of taps whose lines are apart"),
@@ -47,7 +41,7 @@ fn gradients_by_lines_are_those_of_the_definition() {
     let mut found = BTreeSet::new();
     for (line, why) in CASES {
         let case = Case::parse("lines", line, why).expect("a valid case");
-        for (dtype, precision) in NUMBERS {
+        for (dtype, precision) in MULTIPLIED {
             let example = Example::new(&case, dtype, |_| {});
             for (lines, format) in all.iter().filter(is_by_lines).flat_map(|one| FORMATS.map(|f| (one, f))) {
                 let kept = |variant: &&Variant| match variant.entry {

@@ -1,22 +1,16 @@
 //! Plans of `weight_gradient_narrow`, run by the kernels' contracts, against the reference; and of rows that lie in panels.
 
-use super::FORMATS;
 use super::manifest::{devices, variants_for};
 use super::results::unnoticed;
 use super::training::{Example, planned};
+use super::{FORMATS, MULTIPLIED};
 use crate::plan::{Request, Task};
 use crate::{Algorithm, Variant};
 use std::collections::BTreeSet;
+use volup::Wanted;
 use volup::testing::Case;
-use volup::{DType, Precision, Wanted};
 
 const BOTH: Wanted = Wanted { input: true, weight: true, bias: false, norm_weight: false, norm_bias: false };
-const NUMBERS: [(DType, Precision); 4] = [
-    (DType::F32, Precision::Ieee),
-    (DType::F32, Precision::Tf32),
-    (DType::F16, Precision::Ieee),
-    (DType::Bf16, Precision::Ieee),
-];
 /// Cases, and what is unusual about them.
 const CASES: [(&str, &str); 3] = [
     ("n 2, 3x5x6, 3>16, k 3, s 2, p 1, op 1, relu, gn 4", "all taps of a few classes, tiles of slots"),
@@ -47,7 +41,7 @@ fn gradients_of_few_channels_are_those_of_the_definition() {
     let mut found = BTreeSet::new();
     for (line, why) in CASES {
         let case = Case::parse("narrow", line, why).expect("a valid case");
-        for (dtype, precision) in NUMBERS {
+        for (dtype, precision) in MULTIPLIED {
             let example = Example::new(&case, dtype, |_| {});
             for (format, algorithm) in FORMATS.into_iter().zip([Algorithm::HaloGemm, Algorithm::Direct]) {
                 let request = example.request(Task::Backward(BOTH), precision, [format, FORMATS[0]]);
@@ -72,7 +66,7 @@ fn a_wrong_argument_of_few_channels_shows() {
     let line = "n 4, 3x5x6, 3>16, k 3x4x5, s 2x1x2, p 1, relu";
     let case =
         Case::parse("narrow", line, "everything that the kernel is told matters").expect("a valid case");
-    for (dtype, precision) in &NUMBERS[1..3] {
+    for (dtype, precision) in &MULTIPLIED[1..3] {
         let example = Example::new(&case, *dtype, |_| {});
         let request = example.request(Task::Backward(BOTH), *precision, [FORMATS[0]; 2]);
         let request = Request { algorithm: Some(Algorithm::HaloGemm), ..request };
