@@ -66,19 +66,20 @@ FAMILIES = (
     "box_gemm",
     "shuffle_gemm",
 )
-# Kernels that the plan seldom takes for small cases, with a family that leaves them to be chosen.
+# These have more to do in the passes of training.
+OF_TRAINING = ("shuffle_wgmma", "implicit_gemm")
+# Kernels of gradients that the plan seldom takes for small cases, with a family that leaves them to be chosen.
 KERNELS = {
-    "implicit_gemm": "implicit_gemm",
-    "shuffle_wgmma": "shuffle_gemm",
     "shuffle_gradient": "shuffle_gemm",
     "weight_gradient": "halo_gemm",
     "weight_gradient_lines": "halo_gemm",
     "weight_gradient_narrow": "halo_gemm",
 }
-# How each is asked for: of kernels in the passes of training too; and these by the plan's choice.
+# How each is asked for; and gradients by the plan's choice.
 CHECKED = {
     "gradients": ("--gradients",),
     **{name: ("--algorithm", name) for name in FAMILIES},
+    **{name: ("--gradients", "--algorithm", name) for name in OF_TRAINING},
     **{
         name: ("--gradients", "--kernel", name, "--algorithm", family)
         for name, family in KERNELS.items()

@@ -23,19 +23,22 @@ pub enum Algorithm {
     BoxGemm,
     /// One matrix product whose results are dealt out among the residues, from operands as they lie.
     ShuffleGemm,
+    /// The same on Hopper's own matrix instructions.
+    ShuffleWgmma,
     /// Few channels: a matrix product of exactly the taps that a residue has.
     ImplicitGemm,
 }
 
 impl Algorithm {
     /// All families.
-    pub const ALL: [Algorithm; 7] = [
+    pub const ALL: [Algorithm; 8] = [
         Algorithm::Direct,
         Algorithm::LinearGemm,
         Algorithm::Interleave,
         Algorithm::HaloGemm,
         Algorithm::BoxGemm,
         Algorithm::ShuffleGemm,
+        Algorithm::ShuffleWgmma,
         Algorithm::ImplicitGemm,
     ];
 }
@@ -49,6 +52,7 @@ impl fmt::Display for Algorithm {
             Algorithm::HaloGemm => "halo_gemm",
             Algorithm::BoxGemm => "box_gemm",
             Algorithm::ShuffleGemm => "shuffle_gemm",
+            Algorithm::ShuffleWgmma => "shuffle_wgmma",
             Algorithm::ImplicitGemm => "implicit_gemm",
         })
     }
@@ -62,7 +66,8 @@ impl FromStr for Algorithm {
         named.ok_or_else(|| Error::UnknownName {
             param: "algorithm",
             got: name.into(),
-            expected: "direct, linear_gemm, interleave, halo_gemm, box_gemm, shuffle_gemm, implicit_gemm",
+            expected: "direct, linear_gemm, interleave, halo_gemm, box_gemm, shuffle_gemm, \
+                       shuffle_wgmma, implicit_gemm",
         })
     }
 }

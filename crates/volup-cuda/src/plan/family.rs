@@ -26,7 +26,8 @@ impl<'a> Family<'a> {
             Family::Interleave(_) => Algorithm::Interleave,
             Family::Halo(_) => Algorithm::HaloGemm,
             Family::Box(_) => Algorithm::BoxGemm,
-            Family::Shuffle(_) | Family::Wgmma(_) => Algorithm::ShuffleGemm,
+            Family::Shuffle(_) => Algorithm::ShuffleGemm,
+            Family::Wgmma(_) => Algorithm::ShuffleWgmma,
             Family::Implicit(_) => Algorithm::ImplicitGemm,
         }
     }

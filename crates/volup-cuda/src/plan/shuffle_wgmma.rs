@@ -58,7 +58,7 @@ pub(super) struct ShuffleWgmma<'a> {
 impl fmt::Display for ShuffleWgmma<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (kind, rows) = (self.operand.name(), ROWS * self.row_groups);
-        write!(f, "shuffle_gemm {kind} {rows}x{POSITIONS} by warpgroups, ")?;
+        write!(f, "shuffle_wgmma {kind} {rows}x{POSITIONS}, ")?;
         write!(f, "{} row blocks, {} blocks{}", self.row_blocks, self.row_blocks * self.blocks, self.way)
     }
 }

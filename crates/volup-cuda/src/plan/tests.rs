@@ -338,7 +338,8 @@ fn plans_make_do_with_one_kernel_of_a_kind() {
                 }
                 let whole = Plan::new(&request, &device, &all).unwrap();
                 // Shared memory holds some row blocks of other tiles alone; there are other families.
-                let kept = [Algorithm::BoxGemm, Algorithm::ShuffleGemm].contains(&whole.algorithm);
+                let kept = [Algorithm::BoxGemm, Algorithm::ShuffleGemm, Algorithm::ShuffleWgmma]
+                    .contains(&whole.algorithm);
                 assert!(kept || plan.algorithm == whole.algorithm, "{plan}, {whole}");
             }
         }

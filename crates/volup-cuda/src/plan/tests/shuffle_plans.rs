@@ -72,6 +72,30 @@ fn applies(request: &Request) -> bool {
 }
 
 /// Runs all plans of the family for all cases, with all kernels that are chosen, and says what they are like.
+/// The families of kernels that are their stride.
+const FAMILIES: [Algorithm; 2] = [Algorithm::ShuffleGemm, Algorithm::ShuffleWgmma];
+
+/// The plans of both for an example.
+fn plans_of(
+    example: &Example,
+    precision: Precision,
+    format: MemoryFormat,
+    device: &DeviceInfo,
+    variants: &[&Variant],
+) -> (Request, Vec<Plan>) {
+    let request = example.request(Algorithm::ShuffleGemm, precision, [format; 2]);
+    let mut plans = both(&request, device, variants);
+    plans.retain(|plan| FAMILIES.contains(&plan.algorithm));
+    (request, plans)
+}
+
+/// The plans for a request that asks for one of both.
+fn both(request: &Request, device: &DeviceInfo, variants: &[&Variant]) -> Vec<Plan> {
+    let of = |algorithm| Request { algorithm: Some(algorithm), ..*request };
+    let plans = |algorithm| Plan::candidates(&of(algorithm), device, variants, usize::MAX).unwrap();
+    FAMILIES.into_iter().flat_map(plans).collect()
+}
+
 fn check(
     device: &DeviceInfo,
     choice: Option<Choice>,
@@ -84,9 +108,7 @@ fn check(
     for case in cases().iter().chain(&own()).filter(|case| case.batch != Some(0)) {
         let example = Example::new(case, dtype, |_, _| {});
         for format in FORMATS {
-            let request = example.request(Algorithm::ShuffleGemm, precision, [format; 2]);
-            let mut plans = Plan::candidates(&request, device, &variants, usize::MAX).unwrap();
-            plans.retain(|plan| plan.algorithm == Algorithm::ShuffleGemm);
+            let (request, plans) = plans_of(&example, precision, format, device, &variants);
             assert!(choice.is_some() || plans.is_empty() != applies(&request), "{case}; {dtype}, {format}");
             for plan in &plans {
                 println!("{case}; {dtype}, {precision}, {format}; {plan}");
@@ -196,9 +218,7 @@ fn shuffle_gemm_leaves_what_it_cannot_compute_to_the_definition() {
             for (what, change) in changes {
                 let example = Example::new(&case, dtype, change);
                 for format in FORMATS {
-                    let request = example.request(Algorithm::ShuffleGemm, precision, [format; 2]);
-                    let mut plans = Plan::candidates(&request, &device, &variants, usize::MAX).unwrap();
-                    plans.retain(|plan| plan.algorithm == Algorithm::ShuffleGemm);
+                    let (request, plans) = plans_of(&example, precision, format, &device, &variants);
                     for plan in &plans {
                         println!("{case}; {dtype}, {precision}, {format}; {what}; {plan}");
                         let (deviation, _) = example.run(plan, &request);
@@ -302,7 +322,7 @@ fn other_families_take_what_is_not_for_this_one() {
     let large = request("n 2, 64x64x64, 64>32, k 2, s 2, bias, relu, gn 32", first);
     for dtype in [DType::F32, DType::F16, DType::Bf16] {
         let free = Request { algorithm: None, dtype, ..large };
-        assert_eq!(of(&free, &hopper), Algorithm::ShuffleGemm);
+        assert_eq!(of(&free, &hopper), Algorithm::ShuffleWgmma);
         assert_eq!(of(&free, &ampere), Algorithm::Interleave);
     }
     assert_eq!(of(&large, &ampere), Algorithm::LinearGemm);
@@ -310,7 +330,7 @@ fn other_families_take_what_is_not_for_this_one() {
     // More weights than shared memory holds; more elements than 32 bits count.
     assert_eq!(of(&request("4x4x4, 4096>16, k 2, s 2", last), &hopper), Algorithm::LinearGemm);
     let far = Request { dtype: DType::Bf16, ..request("256x256x256, 64>64, k 2, s 2", first) };
-    assert_ne!(of(&far, &hopper), Algorithm::ShuffleGemm);
+    assert!(!FAMILIES.contains(&of(&far, &hopper)));
 }
 
 /// Every group of blocks has partial statistics of every sample, also of those that it computes nothing of.
@@ -329,7 +349,7 @@ fn nothing_of_the_size_of_the_output_is_allocated_for_statistics() {
             FORMATS.into_iter().flat_map(|format| [(format, DType::F32), (format, DType::F16)])
         {
             let request = Request { dtype, ..request(line, format) };
-            let plans = Plan::candidates(&request, &hopper, &variants, usize::MAX).unwrap();
+            let plans = both(&request, &hopper, &variants);
             let twice = plans.iter().filter(|plan| plan.to_string().contains("recomputed"));
             let output = request.geometry.output_shape().iter().product::<usize>() * dtype.size();
             for plan in twice {
@@ -358,17 +378,19 @@ fn a_wrong_argument_shows() {
     let example = Example::new(&case, DType::F32, |_, _| {});
     for (format, wrong) in FORMATS.into_iter().zip([&of_first[..], &of_last]) {
         let request = example.request(Algorithm::ShuffleGemm, Precision::Ieee, [format; 2]);
-        let plans = Plan::candidates(&request, &device, &variants, usize::MAX).unwrap();
+        let plans = both(&request, &device, &variants);
         for twice in [false, true] {
-            let is_it = |plan: &&Plan, warpgroups: bool| {
-                let of = |what| plan.to_string().contains(what);
-                of("by warpgroups") == warpgroups && of("recomputed") == twice
-            };
-            let plan = plans.iter().find(|plan| is_it(plan, false)).expect("a plan both ways");
+            let [of_gemm, of_wgmma_or_none] = FAMILIES.map(|algorithm| {
+                let is_it = |plan: &&Plan| {
+                    plan.algorithm == algorithm && plan.to_string().contains("recomputed") == twice
+                };
+                plans.iter().find(is_it)
+            });
+            let plan = of_gemm.expect("a plan both ways");
             let mut unnoticed = unnoticed_of(&example, &request, plan, wrong);
             unnoticed.extend(unnoticed_of(&example, &request, plan, if twice { &of_twice } else { &[] }));
             assert!(unnoticed.is_empty(), "{unnoticed:?} may be wrong: {plan}");
-            let Some(plan) = plans.iter().find(|plan| is_it(plan, true)) else {
+            let Some(plan) = of_wgmma_or_none else {
                 assert_eq!(format, FORMATS[1]);
                 continue;
             };

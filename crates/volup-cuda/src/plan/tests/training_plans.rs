@@ -349,7 +349,7 @@ fn statistics_of_what_is_written_are_those_of_the_definition() {
             let example = Example::new(&case, dtype, |_| {});
             let request = example.request(Task::Training, precision, [FORMATS[0]; 2]);
             let plans = counting(&request, &device, &variants);
-            // All by warpgroups, of boxes some.
+            // All of `shuffle_wgmma`, of boxes some.
             let by_boxes = |plan: &&Plan| plan.algorithm == Algorithm::ImplicitGemm;
             let boxes = plans.iter().filter(by_boxes).skip(turn % 4).step_by(7);
             for plan in plans.iter().filter(|plan| !by_boxes(plan)).chain(boxes) {
@@ -460,7 +460,7 @@ fn a_wrong_argument_of_what_is_counted_shows() {
     let example = Example::new(&case, DType::F32, |_| {});
     let request = example.request(Task::Training, Precision::Ieee, [FORMATS[0]; 2]);
     let plans = counting(&request, &device, &variants);
-    for (algorithm, wrong) in [(Algorithm::ShuffleGemm, &of_wgmma[..]), (Algorithm::ImplicitGemm, &of_boxes)]
+    for (algorithm, wrong) in [(Algorithm::ShuffleWgmma, &of_wgmma[..]), (Algorithm::ImplicitGemm, &of_boxes)]
     {
         let plan = plans.iter().find(|plan| plan.algorithm == algorithm).expect("a plan of each family");
         let shown = unnoticed(plan, wrong, |plan| {
