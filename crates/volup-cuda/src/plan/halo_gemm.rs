@@ -51,8 +51,12 @@ const TILE: f64 = 1.6e-6;
 const ELEMENT: f64 = 0.09e-9;
 /// How much longer a block is busy for each slice more.
 const SLICE: f64 = 0.004;
+/// What bringing together the taps along width takes of a product's element, in seconds.
+const FOLDED: f64 = 0.04e-9;
 /// The most pairs of residues along depth and height that the kernels have a table for.
 const MOST_PHASES: usize = 64;
+/// The most rows that a tap along width is ahead of another, where taps are columns.
+const MOST_AHEAD: usize = 8;
 
 /// A plan of this family.
 pub(super) struct Halo<'a> {
@@ -91,6 +95,8 @@ pub(super) struct Halo<'a> {
     shared: usize,
     /// Of channels that lack taps what is passed over.
     short: Option<Short>,
+    /// Where each tap along width has columns of its own.
+    fold: Option<Fold>,
     /// The time that this is expected to take.
     pub(super) seconds: f64,
 }
@@ -104,7 +110,8 @@ impl fmt::Display for Halo<'_> {
         write!(f, "{} stages of {lines}, {} ", self.a_stages, self.b_stages)?;
         write!(f, "{} units of {}, ", if self.resident { "resident" } else { "passing" }, self.unit_steps)?;
         write!(f, "batches of {}", self.batch)?;
-        f.write_str(if self.short.is_some() { ", taps that are there" } else { "" })
+        f.write_str(if self.short.is_some() { ", taps that are there" } else { "" })?;
+        f.write_str(if self.fold.is_some() { ", taps as columns" } else { "" })
     }
 }
 
@@ -116,6 +123,40 @@ struct Choice {
     whole_h: bool,
     whole_w: bool,
     resident: bool,
+}
+
+/// How a kernel whose columns are the taps along width takes them.
+#[derive(Clone, Copy)]
+struct Fold {
+    /// Taps, and channels of a tile.
+    taps: usize,
+    channels: usize,
+    /// Rows that the first tap is ahead of the last, and rows from a tile to the next.
+    reach: usize,
+    advance: usize,
+}
+
+impl Fold {
+    /// Of a kernel that is for it, if it is for that axis.
+    fn of(context: Context<'_>, kernel: &Variant, width: &PhaseAxis) -> Option<Fold> {
+        let (taps, stride) = (kernel.param("TAPS")? as usize, size(kernel, "W_STRIDE"));
+        let axis = &width.axis;
+        let request = context.request;
+        let last = request.output_format == MemoryFormat::ChannelsLast3d;
+        let fits = axis.stride == stride && (stride + 1..=taps).contains(&axis.kernel);
+        if !fits || width.reach > MOST_AHEAD || context.packed || last && stride > 1 {
+            return None;
+        }
+        // Tiles start where whole sectors do.
+        let ahead = width.reach.next_multiple_of(32 / request.dtype.size());
+        let channels = size(kernel, "BN") / taps;
+        Some(Fold { taps, channels, reach: width.reach, advance: tile_rows(kernel) - ahead })
+    }
+
+    /// Bytes of shared memory of the products that warps leave to one another.
+    fn bytes(&self, kernel: &Variant) -> usize {
+        32 * size(kernel, "WGS") * size(kernel, "BN") * self.reach
+    }
 }
 
 impl<'a> Halo<'a> {
@@ -167,6 +208,10 @@ impl<'a> Halo<'a> {
         let axes = lattices.map(|lattice| PhaseAxis::new(lattice.axis));
         let [depth, height, width] = &axes;
         let (slice_in, slice_out) = (conv.in_channels() / slices, conv.out_channels() / slices);
+        let fold = Fold::of(context, kernel, width);
+        if kernel.param("TAPS").is_some() && (fold.is_none() || block > 1) {
+            return None;
+        }
 
         // Steps along width: e = jj + first - m is step floor(e / block), parity e mod block.
         let w_step = width.apart;
@@ -176,7 +221,7 @@ impl<'a> Halo<'a> {
         let wide = block as i64;
         let w_low = (width.first as i64 - width.reach as i64).div_euclid(wide);
         let w_high = (width.first as i64 + wide - 1).div_euclid(wide);
-        let w_steps = (w_high - w_low) as usize / w_step + 1;
+        let w_steps = if fold.is_some() { 1 } else { (w_high - w_low) as usize / w_step + 1 };
         let unit_steps = if whole_w { w_steps } else { 1 };
         let pw = width.pitch.div_ceil(block);
 
@@ -194,7 +239,8 @@ impl<'a> Halo<'a> {
         // Shared memory: what is always there, then as long chunks as both rings have room for.
         let parts = operand.parts();
         let limit = (1..=MOST_BLOCKS).contains(&ctas).then(|| SHARED / ctas - RESERVED)?;
-        let room = limit.checked_sub(fixed_bytes(kernel))?;
+        let fixed = fixed_bytes(kernel) + fold.map_or(0, |fold| fold.bytes(kernel));
+        let room = limit.checked_sub(fixed)?;
         let channel_panels = slice_in.div_ceil(16 / operand.bytes());
         let panels = block * channel_panels;
         let mut fitting = None;
@@ -239,7 +285,7 @@ impl<'a> Halo<'a> {
         let tail = usize::try_from(high.max(0)).ok()? + 8;
 
         let columns = slice_out.checked_mul(block * width.axis.stride)?;
-        let blocks = columns.div_ceil(n);
+        let blocks = fold.map_or(columns.div_ceil(n), |fold| slice_out.div_ceil(fold.channels));
         let all = slices * blocks;
         let positions = depth.pitch.checked_mul(height.pitch)?.checked_mul(pw)?;
         // The batch is cut where the packed input would take too much memory.
@@ -255,8 +301,9 @@ impl<'a> Halo<'a> {
         let parts_of_batch = geometry.batch().div_ceil(batch);
 
         let rows = batch.checked_mul(positions)?;
-        let row_tiles = rows.div_ceil(bm);
-        let a_rows = lead + row_tiles * bm + tail;
+        let advance = fold.map_or(bm, |fold| fold.advance);
+        let row_tiles = rows.div_ceil(advance);
+        let a_rows = lead + row_tiles * advance + bm - advance + tail;
         let [_, y_channels, ..] = geometry.output_shape();
         let sample = y_channels * geometry.output_voxels();
         // A tile may span several samples, and one more at each end.
@@ -312,7 +359,11 @@ impl<'a> Halo<'a> {
         let together = context.request.output_format == MemoryFormat::ChannelsLast3d
             || [1, 2, 4, 8].contains(&(block * width.axis.stride));
         let element = if together { ELEMENT } else { 3.0 * ELEMENT };
-        let tile = TILE + element * (bm * n) as f64;
+        let (outputs, folded) = match fold {
+            Some(fold) => (fold.channels * width.axis.stride, FOLDED * (bm * n) as f64),
+            None => (n, 0.0),
+        };
+        let tile = TILE + element * (bm * outputs) as f64 + folded;
         let tile = repeated * tiles as f64 * tile / (device * full * if ctas == 1 { 1.0 } else { 1.3 });
         // Tiles of few channels write short runs of neighbours.
         let busy = (busy + tile) * (1.0 + SLICE * (slices - 1) as f64);
@@ -330,7 +381,7 @@ impl<'a> Halo<'a> {
         };
         let output = output / (lattices[0].step * lattices[1].step) as f64;
         // The first two packs overlap.
-        let launches = if packed { 2 } else { parts_of_batch * 2 + if parts == 2 { 3 } else { 2 } };
+        let launches = if packed { 2 } else { parts_of_batch * 2 + if parts == 2 { 4 } else { 2 } };
         let launches = launches as f64 * LAUNCH;
         let seconds = busy.max(output) + 0.2 * busy.min(output) + passed + launches + fill;
         Some(Halo {
@@ -361,6 +412,7 @@ impl<'a> Halo<'a> {
             b_stages,
             shared,
             short,
+            fold,
             seconds,
         })
     }
@@ -378,7 +430,13 @@ impl<'a> Halo<'a> {
 
     /// Rows that are packed.
     fn packed_rows(&self, batch: usize) -> usize {
-        self.lead + self.rows(batch).next_multiple_of(tile_rows(self.kernel)) + self.tail
+        let (tile, advance) = (tile_rows(self.kernel), self.advance());
+        self.lead + self.rows(batch).next_multiple_of(advance) + tile - advance + self.tail
+    }
+
+    /// Rows from a tile to the next.
+    fn advance(&self) -> usize {
+        self.fold.map_or(tile_rows(self.kernel), |fold| fold.advance)
     }
 
     /// Panels of a slice.
@@ -471,11 +529,17 @@ impl<'a> Halo<'a> {
         let columns = self.slices * self.blocks * n;
         let items = columns * d_kernel * h_kernel * self.w_steps * self.panels();
         let at = workspace.take(items * 16 * self.operand.parts());
-        let scale = workspace.take(if split { columns * 4 } else { 0 });
         let first = usize::from(request.output_format == MemoryFormat::Contiguous);
+        // What has a scale: columns, or channels whose taps are columns.
+        let (scaled, inner) = match self.fold {
+            Some(fold) => {
+                (self.blocks * fold.channels, if first == 1 { 1 } else { self.blocks * fold.channels })
+            }
+            None => (self.blocks * n, if first == 1 { self.outputs() } else { self.slice_out }),
+        };
+        let scale = workspace.take(if split { self.slices * scaled * 4 } else { 0 });
         if split {
-            let inner = if first == 1 { self.outputs() } else { self.slice_out };
-            pack::weight_scale(context, self.slices, self.blocks * n, inner, scale, control, steps)?;
+            pack::weight_scale(context, self.slices, scaled, inner, scale, control, steps)?;
         }
         let pointer = |at| Argument::Pointer(Buffer::Workspace, at);
         let mut arguments = vec![Argument::Pointer(Buffer::Weight, 0), pointer(at)];
@@ -488,7 +552,7 @@ impl<'a> Halo<'a> {
         push(&mut arguments, [width.first, width.axis.stride, width.axis.dilation])?;
         push(&mut arguments, [d_kernel, h_kernel, w_kernel])?;
         arguments.push((self.w_low as i32).into());
-        push(&mut arguments, [self.w_steps, self.w_step])?;
+        push(&mut arguments, [self.w_steps, self.w_step, self.fold.map_or(1, |fold| fold.taps)])?;
         let params = [("KIND", kind(self.operand))];
         let variant = *context.kernel("halo_pack_weight", &self.operand.types(context), &params)?;
         steps.push(Step::launch(variant, [items.div_ceil(THREADS) as u32, 1, 1], arguments));
@@ -573,8 +637,11 @@ impl<'a> Halo<'a> {
         if let Some(Short { panels, classes: Classes { counts, full, .. } }) = self.short {
             push(&mut arguments, [panels, counts[1], counts[2]].into_iter().chain(full))?;
         }
+        if let Some(fold) = self.fold {
+            push(&mut arguments, [fold.advance, width.axis.dilation, fold.reach])?;
+        }
         let all = self.slices * self.blocks;
-        let tiles = rows.div_ceil(tile_rows(self.kernel)) * depth.axis.stride * height.axis.stride * all;
+        let tiles = rows.div_ceil(self.advance()) * depth.axis.stride * height.axis.stride * all;
         let side_by_side = context.device.multiprocessors * size(self.kernel, "CTAS");
         let mut blocks = tiles.min(side_by_side);
         if self.resident {

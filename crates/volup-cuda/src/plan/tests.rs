@@ -9,6 +9,7 @@ mod gradient;
 mod group_norm;
 mod group_norm_plans;
 mod halo;
+mod halo_fold_plans;
 mod implicit;
 mod implicit_plans;
 mod interleave;

@@ -11,6 +11,12 @@
 
 /// Registers of a thread for 64 rows.
 constexpr int REGISTERS = BN / 2;
+#ifdef TAPS
+/// Channels of a tile whose taps along width are columns; the columns that become outputs; registers before their sums.
+constexpr int CHANNELS = BN / TAPS, COLUMNS = CHANNELS * W_STRIDE, FIRST_SUM = (TAPS - W_STRIDE) * CHANNELS / 2;
+#else
+constexpr int COLUMNS = BN, FIRST_SUM = 0;
+#endif
 
 /// Rows of a warpgroup and of a tile.
 constexpr int M = 64 * MI, BM = WGS * M;
@@ -37,8 +43,30 @@ struct Epilogue {
     /// that sums stay registers.
     __device__ __forceinline__ void stage(const float (&sum)[MI][REGISTERS], int piece) const {
         const int lane = threadIdx.x % 32;
-        float *const to = staged + lane % 4 * 2 * COLUMN_PITCH + lane / 4;
         __syncwarp();
+#ifdef TAPS
+        // Residues of a channel beside one another, which are in the sums one after the other.
+        static_assert(W_STRIDE == 1 || W_STRIDE == 2);
+        float *const to = staged + lane % 4 * 2 * W_STRIDE * COLUMN_PITCH + lane / 4;
+#pragma unroll
+        for (int p = 0; p < COLUMNS; p += PIECE)
+            if (p == piece)
+#pragma unroll
+                for (int j = 0; j < PIECE / 8; j++)
+#pragma unroll
+                    for (int i = 0; i < MI; i++) {
+                        if (p + 8 * j >= COLUMNS) continue;
+                        // The last taps are of residues in turn, and the first of them is `TAPS - W_STRIDE`.
+                        const int last = TAPS - W_STRIDE + (j + TAPS) % W_STRIDE, channel = p / W_STRIDE + j / W_STRIDE * 8;
+                        const float *v = &sum[i][(last * CHANNELS + channel) / 2];
+                        float *const at = to + (j / W_STRIDE * 8 * W_STRIDE + j % W_STRIDE) * COLUMN_PITCH + 8 * i;
+                        at[0] = v[0];
+                        at[W_STRIDE * COLUMN_PITCH] = v[1];
+                        at[8 * MI] = v[2];
+                        at[W_STRIDE * COLUMN_PITCH + 8 * MI] = v[3];
+                    }
+#else
+        float *const to = staged + lane % 4 * 2 * COLUMN_PITCH + lane / 4;
 #pragma unroll
         for (int p = 0; p < BN; p += PIECE)
             if (p == piece)
@@ -54,6 +82,7 @@ struct Epilogue {
                         at[8 * MI] = v[2];
                         at[COLUMN_PITCH + 8 * MI] = v[3];
                     }
+#endif
         __syncwarp();
     }
 
@@ -101,7 +130,7 @@ struct Epilogue {
             } else {
 #pragma unroll
                 for (int k = 0; k < COUNT; k++) {
-                    const int c = piece + c0 + k, in = min(c, BN - 1);
+                    const int c = piece + c0 + k, in = min(c, COLUMNS - 1);
                     store(y + at + column_at[in], v[k], c < columns && (unsigned)(ow + column_rr[in]) < (unsigned)w_out);
                 }
             }
@@ -128,7 +157,7 @@ struct Epilogue {
     /// NDHWC: neighbouring lanes write neighbouring columns, four of them each; at once with `vectors`.
     __device__ __forceinline__ void last(int piece, bool vectors) const {
         const int lane = threadIdx.x % 32, quarter = lane % 4 * 4, column = piece + quarter;
-        const int4 rr = *(const int4 *)&column_rr[min(column, BN - 4)], to = *(const int4 *)&column_at[min(column, BN - 4)];
+        const int4 rr = *(const int4 *)&column_rr[min(column, COLUMNS - 4)], to = *(const int4 *)&column_at[min(column, COLUMNS - 4)];
 #pragma unroll 4
         for (int i = 0; i < ROWS / 8; i++) {
             const int r = lane / 4 + 8 * i;

@@ -30,6 +30,12 @@
 //   tap is in step i, parity `e mod block`, where `floor(e/block) = w_low + i*w_step`.
 // - Residues along depth and height are phases; their taps are those of `linear_gemm`.
 //
+// With TAPS the taps along width have columns instead of steps: `column = t*CHANNELS + co` of CHANNELS = BN/TAPS channels,
+// so that A is read once for all of them. `A[R + w_low] * B[.., t]` belongs to the output of residue `t mod W_STRIDE` in the
+// row `far(t)` before R, `far(t) = w_reach - floor(t*w_dilation/W_STRIDE)`, at most 8. Sums are brought together by shuffles;
+// those of a warp's last rows need products of the next warp's first ones, through shared memory. A tile has sums of
+// its first `advance` rows, a multiple of 8 at least `w_reach` below BM, and the next tile starts there.
+//
 // # How
 //
 // Persistent blocks of WGS consumer warpgroups and one producer warp. A tile is BM = 64*MI*WGS rows, a
@@ -42,7 +48,7 @@
 // memory, a warp's by itself, so that neighbouring lanes write neighbours.
 //
 // Shared memory, in order: barriers, then at 1 KB divisors and phases, at 4 KB tables of columns for each
-// warpgroup, staging areas for each warp, A's ring (`a_stages`), B's ring (`b_stages`).
+// warpgroup, staging areas for each warp, with TAPS products of each warp for the one before it, A's ring (`a_stages`), B's ring (`b_stages`).
 //
 // # Numbers
 //
@@ -56,7 +62,7 @@
 //
 // Block: 128 threads a warpgroup, and 128 where CTAS is 1, else 32, for the producer. Grid: any number of
 // blocks along the first axis, with `resident` a multiple of slices*blocks. Tiles run over column blocks,
-// slices, phases, rows; a block takes every grid-th. Bytes of dynamic shared memory:
+// slices, phases, rows; a block takes every grid-th. Bytes of dynamic shared memory, with TAPS `32*WGS*BN*w_reach` more:
 // `4096 + WGS*(16*BN + 4096*MI + 1024) + a_stages*parts*chunk_panels*stage_rows*16 + b_stages*unit`,
 // `unit = unit_steps*parts*chunk_panels*BN*16`; `stage_rows` a multiple of 8, at least two stages of each,
 // at most 60 of both together; `d_stride*h_stride` at most 64.
@@ -78,6 +84,9 @@
 //    have the same taps, `classes_h`, `classes_w`, and `full_d`, `full_h`, `full_w`: class `(jd*classes_h + jh)*classes_w +
 //    jw` lacks the first tap along depth if `jd >= full_d`, likewise for height, and the last step along width if `jw >=
 //    full_w`. The stride is 1, there is one phase, `chunks` at most 512.
+// 10. With TAPS, of a kernel along width of at most so many: `advance`, `w_dilation`, `w_reach`. W_STRIDE is the stride along
+//    width; `scale_w` is of each of slices*blocks*CHANNELS channels. `outputs` is W_STRIDE, `w_steps` 1; for W_STRIDE past
+//    1, `channels_first`.
 
 /// The first tap of a chunk along height, and how many units and steps of one it has along width; a tap along depth that
 /// it lacks is passed over.
@@ -100,6 +109,9 @@
 
 #include "divisor.cuh"
 #include "halo_epilogue.cuh"
+#ifdef TAPS
+#include "halo_fold.cuh"
+#endif
 #include "launch.cuh"
 
 /// What the numbers of all tiles are divided by.
@@ -128,7 +140,7 @@ struct Sizes {
     int chunk_panels, chunks, slices, blocks, channels;
     int y_n, y_c, y_d, y_h, y_w;
     int channels_first, has_bias, activation;
-    int a_stages, stage_rows, whole_h, b_stages, unit_steps, resident, promote;
+    int a_stages, stage_rows, whole_h, b_stages, unit_steps, resident, promote, advance;
 };
 
 /// One pair of residues along depth and height.
@@ -161,7 +173,7 @@ struct Tile {
         : pd(s.pd), d_input(s.d_input), back_d(back_d), phase(phases[turned(by, tile)]), depth(by.depth) {
         const int rest = by.all.divide(tile);
         column_block = tile - rest * by.all.by;
-        row0 = by.phases.divide(rest) * BM;
+        row0 = by.phases.divide(rest) * s.advance;
         plane0 = by.height.divide(by.line.divide(row0)) + phase.planes;
         plane1 = by.height.divide(by.line.divide(min(row0 + BM, s.rows) - 1)) + phase.planes;
     }
@@ -199,10 +211,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
 #ifdef SHORT
     , int class_panels, int classes_h, int classes_w, int full_d, int full_h, int full_w
 #endif
+#ifdef TAPS
+    , int advance, int w_dilation, int w_reach
+#endif
 ) {
     extern __shared__ __align__(128) char memory[];
 #if !PARTED
     constexpr int promote = 0;
+#endif
+#ifndef TAPS
+    constexpr int advance = BM;
 #endif
     const Sizes s = {rows, a_rows, lead, pd, ph, pw,
                      {d_kernel, d_stride, d_dilation, d_step, d_inverse, d_first, d_shift, d_out},
@@ -210,7 +228,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
                      d_input, outputs, w_shift, w_out, w_low, w_steps, w_step,
                      chunk_panels, chunks, slices, blocks, channels,
                      y_n, y_c, y_d, y_h, y_w, channels_first, has_bias, activation,
-                     a_stages, stage_rows, whole_h, b_stages, unit_steps, resident, promote};
+                     a_stages, stage_rows, whole_h, b_stages, unit_steps, resident, promote, advance};
     const unsigned full_a = shared(memory), empty_a = full_a + 8 * a_stages;
     const unsigned full_b = empty_a + 8 * a_stages, empty_b = full_b + 8 * b_stages;
     const int panel_bytes = 16 * stage_rows, part_bytes = chunk_panels * panel_bytes, stage_bytes = PARTS * part_bytes;
@@ -218,9 +236,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
     Divisors *const by = (Divisors *)(memory + 1024);
     Phase *const phases = (Phase *)(memory + 1280);
     char *tables = memory + 4096;
-    const unsigned ring_a = shared(memory) + 4096 + WGS * (16 * BN + 16 * STAGING);
+    unsigned ring_a = shared(memory) + 4096 + WGS * (16 * BN + 16 * STAGING);
+#ifdef TAPS
+    float *const edges = (float *)(tables + WGS * (16 * BN + 16 * STAGING));
+    ring_a += Fold::bytes(w_reach);
+#endif
     const unsigned ring_b = ring_a + a_stages * stage_bytes;
-    const int tiles = (rows + BM - 1) / BM * d_stride * h_stride * slices * blocks;
+    const int tiles = (rows + advance - 1) / advance * d_stride * h_stride * slices * blocks;
 
     if (threadIdx.x == 0) {
         for (int i = 0; i < a_stages; i++) {
@@ -331,6 +353,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
     float *staged = (float *)(tables + WGS * 16 * BN) + threadIdx.x / 32 * STAGING;
     const int steps = chunk_panels / 2;
     int at_a = 0, phase_a = 0, at_b = 0, phase_b = 0, known = -1;
+#ifdef TAPS
+    const Fold fold = {edges + threadIdx.x / 32 * 2 * BN * w_reach, w_reach, w_dilation};
+    int turn = 0;
+#endif
 
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
         const Tile t(s, *by, phases, back_d, tile);
@@ -448,11 +474,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
 #endif
 
         // Where rows and columns go. Offsets are 32-bit from the tile's first sample on.
-        const int slice = t.column_block / blocks, column0 = (t.column_block - slice * blocks) * BN;
+        const int slice = t.column_block / blocks, column0 = (t.column_block - slice * blocks) * COLUMNS;
         if (t.column_block != known) {
             known = t.column_block;
             asm volatile("bar.sync %0, 128;" ::"r"(warpgroup + 1) : "memory");
-            if (thread < BN) {
+#ifdef TAPS
+            for (int column = thread; column < BN; column += 128) {
+                const int channel = column0 / outputs + column % CHANNELS;
+                column_bias[column] = channel < channels && has_bias ? widen(bias[slice * channels + channel]) : 0.0f;
+#if KIND == 2
+                column_scale[column] = scale_w[t.column_block * CHANNELS + column % CHANNELS];
+#endif
+            }
+#endif
+            if (thread < COLUMNS) {
                 const int column = column0 + thread;
                 const int inner = channels_first ? outputs : channels;
                 const int large = column / inner, small = column - large * inner;
@@ -461,9 +496,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
                 const int channel = slice * channels + co;
                 column_at[thread] = channel * y_c + rr * y_w;
                 column_rr[thread] = here ? rr : NOWHERE;
+#ifndef TAPS
                 column_bias[thread] = here && has_bias ? widen(bias[channel]) : 0.0f;
 #if KIND == 2
                 column_scale[thread] = scale_w[t.column_block * BN + thread];
+#endif
 #endif
             }
             asm volatile("bar.sync %0, 128;" ::"r"(warpgroup + 1) : "memory");
@@ -472,11 +509,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
 #if KIND == 2
         const float sx = *scale_x;
 #endif
-        if (KIND == 2 || has_bias) {
-#pragma unroll
-            for (int j = 0; j < REGISTERS; j += 4) {
-                const float2 add = *(const float2 *)&column_bias[2 * j + lane % 4 * 2];
+#ifdef TAPS
 #if KIND == 2
+        // Taps of a channel have its scale.
+#pragma unroll
+        for (int j = 0; j < REGISTERS; j += 4) {
+            const float2 sw = *(const float2 *)&column_scale[2 * j + lane % 4 * 2];
+#pragma unroll
+            for (int i = 0; i < MI; i++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) sum[i][j + e] = sum[i][j + e] * sx * (e % 2 ? sw.y : sw.x);
+        }
+#endif
+        fold(sum, turn);
+        turn ^= 1;
+#endif
+        if ((KIND == 2 && !FIRST_SUM) || has_bias) {
+#pragma unroll
+            for (int j = FIRST_SUM; j < REGISTERS; j += 4) {
+                const float2 add = *(const float2 *)&column_bias[2 * j + lane % 4 * 2];
+#if KIND == 2 && !defined(TAPS)
                 const float2 sw = *(const float2 *)&column_scale[2 * j + lane % 4 * 2];
 #endif
 #pragma unroll
@@ -484,7 +536,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
 #pragma unroll
                     for (int e = 0; e < 4; e++) {
                         float &v = sum[i][j + e];
-#if KIND == 2
+#if KIND == 2 && !defined(TAPS)
                         v = v * sx * (e % 2 ? sw.y : sw.x);
 #endif
                         v += e % 2 ? add.y : add.x;
@@ -495,21 +547,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
 #pragma unroll
             for (int i = 0; i < MI; i++)
 #pragma unroll
-                for (int j = 0; j < REGISTERS; j++) asm("max.NaN.f32 %0, %0, 0f00000000;" : "+f"(sum[i][j]));
+                for (int j = FIRST_SUM; j < REGISTERS; j++) asm("max.NaN.f32 %0, %0, 0f00000000;" : "+f"(sum[i][j]));
         } else if (activation == 2) {
 #pragma unroll
             for (int i = 0; i < MI; i++)
 #pragma unroll
-                for (int j = 0; j < REGISTERS; j++) sum[i][j] = sum[i][j] > 0.0f ? sum[i][j] : sum[i][j] * (float)slope;
+                for (int j = FIRST_SUM; j < REGISTERS; j++) sum[i][j] = sum[i][j] > 0.0f ? sum[i][j] : sum[i][j] * (float)slope;
         }
         const int row = t.row0 + warpgroup * M + thread / 32 * ROWS + lane % ROWS;
         const int line = by->line.divide(row), jb = row - line * pw, plane = by->height.divide(line), jh = line - plane * ph;
         const int n = by->depth.divide(plane), jd = plane - n * pd;
         const int sample0 = by->depth.divide(by->height.divide(by->line.divide(t.row0)));
         const int od = jd * d_stride + d_shift + t.phase.rd, oh = jh * h_stride + h_shift + t.phase.rh, ow = jb * outputs + w_shift;
-        const bool here = row < rows && (unsigned)od < (unsigned)d_out && (unsigned)oh < (unsigned)h_out;
+        const bool here = row < (FIRST_SUM ? min(rows, t.row0 + advance) : rows) && (unsigned)od < (unsigned)d_out && (unsigned)oh < (unsigned)h_out;
         const Epilogue epilogue = {y + (long long)sample0 * y_n, (n - sample0) * y_n + od * y_d + oh * y_h + ow * y_w, here ? ow : NOWHERE,
-                                   column_at, column_rr, staged, activation, min(channels * outputs - column0, BN), w_out, y_w,
+                                   column_at, column_rr, staged, activation, min(channels * outputs - column0, COLUMNS), w_out, y_w,
                                    (slice * channels + column0 / outputs) * y_c, y_c};
         const bool vectors = channels % 4 == 0 && y_w % 4 == 0 && (unsigned long long)y % (4 * sizeof(Element)) == 0;
         // Every row a voxel, in their order; a sample of whole vectors.
@@ -517,7 +569,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
                            y_w == 1 && y_h == w_out && y_d == h_out * w_out && w_shift == 0 && d_shift == 0 && h_shift == 0 &&
                            ((unsigned long long)y | (unsigned long long)(unsigned)y_c * sizeof(Element)) % 16 == 0;
 #pragma unroll 1
-        for (int piece = 0; piece < BN; piece += PIECE) {
+        for (int piece = 0; piece < COLUMNS; piece += PIECE) {
             epilogue.stage(sum, piece);
             if (activation > 2) epilogue.bend();
             if (!channels_first)

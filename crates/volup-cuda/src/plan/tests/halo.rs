@@ -50,16 +50,23 @@ pub fn extents(call: &Call<'_>) -> Vec<(&'static str, i64)> {
             let pieces = parts(call) * call.int("items");
             let columns =
                 call.int("items") / product(&["d_kernel", "h_kernel", "w_steps", "chunks", "chunk_panels"]);
-            vec![("out", pieces * elements(call.pointer("out"))), ("scale_w", columns)]
+            vec![("out", pieces * elements(call.pointer("out"))), ("scale_w", columns / call.int("taps"))]
         }
         _ => {
             let a = parts(call) * product(&["slices", "chunks", "chunk_panels", "a_rows"]);
             let columns = product(&["slices", "blocks"]) * call.size("BN");
             let taps = product(&["d_kernel", "h_kernel", "w_steps", "chunks", "chunk_panels"]);
             let e = elements(call.pointer("a"));
-            vec![("a", a * e), ("b", parts(call) * columns * taps * e), ("scale_x", 1), ("scale_w", columns)]
+            let scales = columns / of_tap(call)[0];
+            vec![("a", a * e), ("b", parts(call) * columns * taps * e), ("scale_x", 1), ("scale_w", scales)]
         }
     }
+}
+
+/// Taps along width that are columns of a tile, and the columns of one.
+fn of_tap(call: &Call<'_>) -> [i64; 2] {
+    let taps = call.variant.param("TAPS").unwrap_or(1);
+    [taps, call.size("BN") / taps]
 }
 
 /// Does what a launch does.
@@ -137,14 +144,15 @@ fn pack_weight(call: &Call<'_>, machine: &mut Machine) {
     let [block, channel_panels, w_first, w_stride, w_dilation] =
         call.ints(["block", "channel_panels", "w_first", "w_stride", "w_dilation"]);
     let [d_kernel, h_kernel, w_kernel] = call.ints(["d_kernel", "h_kernel", "w_kernel"]);
-    let [w_low, w_steps, w_step] = call.ints(["w_low", "w_steps", "w_step"]);
+    let [w_low, w_steps, w_step, taps] = call.ints(["w_low", "w_steps", "w_step", "taps"]);
     let (w, out) = (call.pointer("w"), call.pointer("out"));
     let (e, split) = (elements(out), call.size("KIND") == 2);
     let slices = in_channels / slice_in;
     let tiles = slices * blocks * d_kernel * chunks * h_kernel * w_steps;
     assert_eq!(items, tiles * chunk_panels * columns);
     assert_eq!(call.grid, [(items + 255) / 256, 1, 1]);
-    assert!(outputs == block * w_stride && slices * channels == out_channels);
+    assert!(outputs == block * w_stride && slices * channels == out_channels && columns % taps == 0);
+    let of_tap = columns / taps;
     let mut most = 0.0;
     for tile in 0..tiles {
         let (rest, step) = (tile / w_steps, tile % w_steps);
@@ -154,16 +162,24 @@ fn pack_weight(call: &Call<'_>, machine: &mut Machine) {
         let slice = all_blocks / blocks;
         for (panel, row) in (0..chunk_panels).flat_map(|panel| (0..columns).map(move |row| (panel, row))) {
             let inner = if first == 1 { outputs } else { channels };
-            let (co, rr) = column_is(call, all_blocks % blocks * columns + row, inner, first == 1);
+            let (co, rr) = if taps > 1 {
+                (all_blocks % blocks * of_tap + row % of_tap, 0)
+            } else {
+                column_is(call, all_blocks % blocks * columns + row, inner, first == 1)
+            };
             let of_slice = chunk * chunk_panels + panel;
             let (parity, first_c) = (of_slice / channel_panels, of_slice % channel_panels * e);
             // What the step reads lies so far from the row's first position.
             let apart = (w_low + step * w_step) * block + parity;
             let (jj, residue) = (rr / w_stride, rr % w_stride);
-            let reach = w_stride * (jj + w_first - apart) + residue;
+            // Of a tap that has a column of its own, its own.
+            let reach = match taps {
+                1 => w_stride * (jj + w_first - apart) + residue,
+                _ => row / of_tap * w_dilation,
+            };
             let tap_here = parity < block
                 && reach >= 0
-                && apart <= jj + w_first
+                && (taps > 1 || apart <= jj + w_first)
                 && reach % w_dilation == 0
                 && reach / w_dilation < w_kernel;
             let value = |c: i64| {
@@ -176,8 +192,11 @@ fn pack_weight(call: &Call<'_>, machine: &mut Machine) {
                 let tap = (td * h_kernel + th) * w_kernel + reach / w_dilation;
                 machine.read(w, pair * d_kernel * h_kernel * w_kernel + tap)
             };
-            let by =
-                if split { machine.read(call.pointer("scale_w"), all_blocks * columns + row) } else { 1.0 };
+            let by = if split {
+                machine.read(call.pointer("scale_w"), all_blocks * of_tap + row % of_tap)
+            } else {
+                1.0
+            };
             let values: Vec<f64> = (first_c..first_c + e).map(|c| value(c) / by).collect();
             let to = |part: i64| {
                 let panel = (tile * parts(call) + part) * chunk_panels + panel;
@@ -206,7 +225,8 @@ fn check(call: &Call<'_>) {
     let row_bytes = parts(call) * chunk_panels * 16;
     let unit = unit_steps * row_bytes * bn;
     let tables = wgs * (16 * bn + 4096 * mi + 1024);
-    let shared = 4096 + tables + a_stages * row_bytes * stage_rows + b_stages * unit;
+    let edges = if call.has("w_reach") { 32 * wgs * bn * call.int("w_reach") } else { 0 };
+    let shared = 4096 + tables + edges + a_stages * row_bytes * stage_rows + b_stages * unit;
     assert_eq!(call.shared, shared);
     // The producer is a warp, or where the block is alone a warpgroup.
     let threads = 128 * wgs + if ctas == 1 { 128 } else { 32 };
@@ -218,6 +238,14 @@ fn check(call: &Call<'_>) {
     if call.int("resident") == 1 {
         let units = d_kernel * chunks * h_kernel * w_steps / unit_steps;
         assert!(b_stages >= units && call.grid[0] % (slices * blocks) == 0);
+    }
+    if call.has("w_reach") {
+        // What a tile has no sums of is the next one's, which starts where whole sectors do.
+        let [advance, reach, stride] = [call.int("advance"), call.int("w_reach"), call.size("W_STRIDE")];
+        let ahead = rows_of_tile(call) - advance;
+        assert!((reach..=16).contains(&ahead) && ahead % 8 == 0 && (1..=8).contains(&reach));
+        let lies = [call.int("outputs"), w_steps, unit_steps];
+        assert!(lies == [stride, 1, 1] && (call.int("channels_first") == 1 || stride == 1));
     }
     assert!(!call.has("promote") || call.int("promote") > 0);
     if call.has("class_panels") {
@@ -276,12 +304,13 @@ fn multiply(call: &Call<'_>, machine: &mut Machine) {
     let [panels, chunks, slices, blocks] = call.ints(["chunk_panels", "chunks", "slices", "blocks"]);
     let b = call.pointer("b");
     let (e, parts, all, phases) = (elements(b), parts(call), slices * blocks, d_stride * h_stride);
-    for tile in 0..(rows + bm - 1) / bm * phases * all {
-        let (column_block, phase, row0) = (tile % all, tile / all % phases, tile / all / phases * bm);
+    let [advance, reach] = if call.has("w_reach") { call.ints(["advance", "w_reach"]) } else { [bm, 0] };
+    for tile in 0..(rows + advance - 1) / advance * phases * all {
+        let (column_block, phase, row0) = (tile % all, tile / all % phases, tile / all / phases * advance);
         let residues = [phase / h_stride, phase % h_stride];
         let [depth, height] =
             [("d", residues[0]), ("h", residues[1])].map(|(axis, r)| Taps::new(call, axis, r));
-        let here = bm.min(rows - row0);
+        let here = bm.min(rows - row0 + reach);
         let mut sum = vec![0.0; (here * bn) as usize];
         for (td, chunk) in (0..depth.count).flat_map(|td| (0..chunks).map(move |chunk| (td, chunk))) {
             // The planes that rows read, wherever along height.
@@ -337,11 +366,31 @@ fn multiply(call: &Call<'_>, machine: &mut Machine) {
         if call.size("KIND") == 2 {
             let x = machine.read(call.pointer("scale_x"), 0);
             for (at, sum) in sum.iter_mut().enumerate() {
-                *sum *= x * machine.read(call.pointer("scale_w"), column_block * bn + at as i64 % bn);
+                let [_, channels] = of_tap(call);
+                let at = column_block * channels + at as i64 % bn % channels;
+                *sum *= x * machine.read(call.pointer("scale_w"), at);
             }
+        }
+        if call.has("w_reach") {
+            sum = folded(call, &sum, advance.min(rows - row0));
         }
         finish(call, machine, &sum, row0, column_block, residues);
     }
+}
+
+/// Sums of so many rows: a row's products with a tap belong to a row before it. Columns are channels, then residues.
+fn folded(call: &Call<'_>, products: &[f64], rows: i64) -> Vec<f64> {
+    let ([taps, channels], bn, stride) = (of_tap(call), call.size("BN"), call.size("W_STRIDE"));
+    let [dilation, reach] = call.ints(["w_dilation", "w_reach"]);
+    let mut sums = vec![0.0; (rows * channels * stride) as usize];
+    for (tap, row) in (0..taps).flat_map(|tap| (0..rows).map(move |row| (tap, row))) {
+        let ahead = (reach - tap * dilation / stride).max(0);
+        for channel in 0..channels {
+            let from = (row + ahead) * bn + tap * channels + channel;
+            sums[((row * channels + channel) * stride + tap % stride) as usize] += products[from as usize];
+        }
+    }
+    sums
 }
 
 /// Writes what are outputs of a tile to y, with the bias and through the activation.
@@ -359,7 +408,8 @@ fn finish(
     let [h_stride, h_shift, h_out] = call.ints(["h_stride", "h_shift", "h_out"]);
     let [w_shift, w_out, first] = call.ints(["w_shift", "w_out", "channels_first"]);
     let [y_n, y_c, y_d, y_h, y_w] = call.ints(["y_n", "y_c", "y_d", "y_h", "y_w"]);
-    let (y, bias, bn) = (call.pointer("y"), call.pointer("bias"), call.size("BN"));
+    let (y, bias) = (call.pointer("y"), call.pointer("bias"));
+    let bn = of_tap(call)[1] * call.variant.param("W_STRIDE").unwrap_or(1);
     for (at, &sum) in sum.iter().enumerate() {
         let row = row0 + at as i64 / bn;
         let column = column_block % blocks * bn + at as i64 % bn;
