@@ -81,8 +81,8 @@ constexpr int THREADS = 32 * WARPS, POSITIONS = 8 * NT, ALL = WARPS * POSITIONS;
 constexpr int MOST_MASKS = 1024, MOST_TYPES = 64;
 /// Vectors of 16 bytes that a thread fetches at once: loads enough to wait for.
 constexpr int BATCH = WARPS * CTAS > 16 ? 1 : KIND == 0 && MT * NT > 8 ? 2 : 4;
-/// Whether weights are fetched a step ahead: where registers are not scarce.
-[[maybe_unused]] constexpr bool AHEAD = MT * NT <= 8 && WARPS * CTAS <= 16;
+/// Steps whose weights are on their way, where registers hold more than one's.
+[[maybe_unused]] constexpr int AHEAD = MT == 1 ? 2 : 3;
 /// Vectors of 16 bytes of a step's weights.
 constexpr int WEIGHTS = MT * PARTS * 32;
 
@@ -367,52 +367,79 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) box_gemm(
                         }
                     }
                 }
-#else
+#elif MT * WARPS * CTAS > 32
                 int s = type_steps[type], pair = 0;
                 if (s < last_step) {
                     int2 step = *(const int2 *)&steps[s].z;
                     unsigned from = ((const unsigned *)&steps[s])[second];
-                    const uint4 *weights = a + (of_chunk + step.y);
-                    uint4 wt[MT], ahead[MT];
-#pragma unroll
-                    for (int i = 0; i < MT; i++)
-                        if (step.x >> i & 1) wt[i] = weights[i * 32];
+                    const uint4 *of_step = a + (of_chunk + step.y);
+                    uint4 weights[MT];
 #pragma unroll 1
                     while (true) {
+#pragma unroll
+                        for (int i = 0; i < MT; i++)
+                            if (step.x >> i & 1) weights[i] = of_step[i * 32];
                         unsigned xs[NT / 2][4];
 #pragma unroll
                         for (int j = 0; j < NT / 2; j++) load_matrices(xs[j], from_x[j] + from);
                         const int mask = step.x;
                         from += pair_w ? plane : 2 * plane;
-                        weights += WEIGHTS;
+                        of_step += WEIGHTS;
                         if (++pair == pairs) {
                             pair = 0;
                             if (++s < last_step) {
                                 step = *(const int2 *)&steps[s].z;
                                 from = ((const unsigned *)&steps[s])[second];
-                                weights = a + (of_chunk + step.y);
+                                of_step = a + (of_chunk + step.y);
                             }
                         }
-                        // The next one's weights, before the products or while they are made.
-                        if (AHEAD && s < last_step)
-#pragma unroll
-                            for (int i = 0; i < MT; i++)
-                                if (step.x >> i & 1) ahead[i] = weights[i * 32];
 #pragma unroll
                         for (int i = 0; i < MT; i++)
                             if (mask >> i & 1)
 #pragma unroll
-                                for (int j = 0; j < NT; j++) multiply(sum[i][j], wt[i], xs[j / 2][j % 2 * 2], xs[j / 2][j % 2 * 2 + 1]);
+                                for (int j = 0; j < NT; j++)
+                                    multiply(sum[i][j], weights[i], xs[j / 2][j % 2 * 2], xs[j / 2][j % 2 * 2 + 1]);
                         if (s == last_step) break;
-#pragma unroll
-                        for (int i = 0; i < MT; i++) {
-                            if (AHEAD)
-                                wt[i] = ahead[i];
-                            else if (step.x >> i & 1)
-                                wt[i] = weights[i * 32];
-                        }
                     }
                 }
+#else
+                // Of some steps ahead the weights, which come from afar, and where X lies; past the last it again, for nothing.
+                uint4 weights[AHEAD][MT];
+                unsigned from[AHEAD];
+                int masks[AHEAD], s = type_steps[type], pair = 0;
+                const auto fetch = [&](int k) {
+                    const int4 *const at = &steps[min(s, last_step - 1)];
+                    from[k] = ((const unsigned *)at)[second] + pair * (pair_w ? plane : 2 * plane);
+                    const int2 step = *(const int2 *)&at->z;
+                    const uint4 *const of_step = a + (of_chunk + step.y + pair * WEIGHTS);
+                    masks[k] = step.x;
+#pragma unroll
+                    for (int i = 0; i < MT; i++)
+                        if (MT == 1 || step.x >> i & 1) weights[k][i] = of_step[i * 32];
+                    const bool done = ++pair == pairs;
+                    s += done;
+                    pair = done ? 0 : pair;
+                };
+                int left = (last_step - s) * pairs;
+                if (left > 0)
+#pragma unroll
+                    for (int k = 0; k < AHEAD; k++) fetch(k);
+#pragma unroll 1
+                for (; left > 0; left -= AHEAD)
+#pragma unroll
+                    for (int k = 0; k < AHEAD; k++) {
+                        if (k && k >= left) break;
+                        unsigned xs[NT / 2][4];
+#pragma unroll
+                        for (int j = 0; j < NT / 2; j++) load_matrices(xs[j], from_x[j] + from[k]);
+#pragma unroll
+                        for (int i = 0; i < MT; i++)
+                            if (MT == 1 || masks[k] >> i & 1)
+#pragma unroll
+                                for (int j = 0; j < NT; j++)
+                                    multiply(sum[i][j], weights[k][i], xs[j / 2][j % 2 * 2], xs[j / 2][j % 2 * 2 + 1]);
+                        fetch(k);
+                    }
 #endif
             }
 
