@@ -68,7 +68,8 @@ FAMILIES = (
 )
 # These have more to do in the passes of training.
 OF_TRAINING = ("shuffle_wgmma", "implicit_gemm")
-# Kernels of gradients that the plan seldom takes for small cases, with a family that leaves them to be chosen.
+# Kernels of gradients that the plan seldom takes for small cases, with a family that leaves them
+# to be chosen.
 KERNELS = {
     "shuffle_gradient": "shuffle_gemm",
     "weight_gradient": "halo_gemm",

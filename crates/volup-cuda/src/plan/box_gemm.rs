@@ -39,19 +39,23 @@ const MEMORY: f64 = 3.2e12;
 /// cache or shared memory.
 const PRODUCT: f64 = 2.5;
 const OPERAND: f64 = 4.0;
-/// Instructions of a warp for a step beside its products, for 16 bytes of 32 positions of X, and for 32 outputs; the
-/// share of its issue slots that a multiprocessor fills with few warps, and how much more with each.
-const TURN: f64 = 30.0;
-const FETCH: f64 = 110.0;
-const STORE: f64 = 14.0;
-const ISSUE: [f64; 2] = [0.19, 0.0075];
+/// Instructions of a warp for a step beside its products, for what a product of two parts adds up beside it, for 16 bytes of
+/// 32 positions of X, and for 32 outputs; the share of its issue slots that a multiprocessor fills with few warps, and how
+/// much more with each.
+const TURN: f64 = 34.0;
+const ADDED: f64 = 9.0;
+const FETCH: f64 = 28.0;
+const STORE: f64 = 14.5;
+const ISSUE: [f64; 2] = [0.19, 0.009];
 /// Clocks that a block alone waits: for a piece of work, for each batch of X, for a step's operands, for 32 outputs.
-const BLOCK: f64 = 2000.0;
-const WAIT: f64 = 1500.0;
-const STEP: f64 = 400.0;
-const LINE: f64 = 60.0;
+const BLOCK: f64 = 2450.0;
+const WAIT: f64 = 1580.0;
+const STEP: f64 = 340.0;
+const LINE: f64 = 130.0;
 /// Seconds until blocks have their tables.
-const START: f64 = 3e-6;
+const START: f64 = 5.5e-6;
+/// Of what takes less, computing or moving, the part that does not hide behind the other.
+const SEEN: f64 = 0.62;
 
 /// How a slice's rows are cut: what does not depend on the box.
 #[derive(Clone, Copy)]
@@ -429,7 +433,9 @@ impl<'a> BoxGemm<'a> {
         let together = if last { rows.slices == 1 } else { classes >= axes[1].axis.stride };
         let partly = 1.0 + if together { SECTOR } else { APART * SECTOR } / line as f64;
         let outputs = rounds * (classes * channels * stride * warps * 8 * nt) as f64;
-        let issue = warp_steps * TURN + fetches * pieces / 32.0 * FETCH + outputs / 32.0 * STORE * partly;
+        let added = if numbers == 2 { warp_tiles * nt as f64 * ADDED } else { 0.0 };
+        let issue =
+            warp_steps * TURN + added + fetches * pieces / 32.0 * FETCH + outputs / 32.0 * STORE * partly;
         let filled = ISSUE[0] + ISSUE[1] * (warps * ctas) as f64;
         let busy = products.max(operands).max(issue / 4.0 / filled);
         // What one block takes alone.
@@ -446,7 +452,7 @@ impl<'a> BoxGemm<'a> {
             shape.iter().map(|&size| size as f64).product::<f64>() * request.dtype.size() as f64
         };
         let moved = (bytes(geometry.input_shape()) + partly * bytes(geometry.output_shape())) / MEMORY;
-        let seconds = compute.max(moved) + 0.3 * compute.min(moved) + 2.0 * LAUNCH;
+        let seconds = compute.max(moved) + SEEN * compute.min(moved) + 2.0 * LAUNCH;
         Some(BoxGemm {
             operand,
             axes: *axes,
