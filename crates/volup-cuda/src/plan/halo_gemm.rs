@@ -16,8 +16,8 @@ use volup::{MemoryFormat, Result};
 const SCALE: u64 = 16;
 /// The packed input takes at most this much of the input's own memory, or the batch is cut.
 const MOST_PACKED: f64 = 2.0;
-/// Bytes of a packed input for which the batch is not cut.
-const SMALL: usize = 1 << 18;
+/// The part of the second-level cache that a packed input may take none the less.
+const CACHED: usize = 4;
 /// The most blocks that share a multiprocessor.
 const MOST_BLOCKS: usize = 2;
 /// The most chunks of channels that lack taps.
@@ -26,8 +26,9 @@ const MOST_SHORT: usize = 512;
 const MOST_STAGES: usize = 60;
 /// Products of a row and a column that are summed before the split's go to registers.
 const PROMOTED: usize = 192;
-/// Threads of the packs.
+/// Threads of the packs, and blocks of a multiprocessor for the weight's.
 const THREADS: usize = 256;
+const PACK_BLOCKS: usize = 8;
 
 /// The time, in seconds, below which a launch that starts early gains by it in any case.
 const SHORT: f64 = 3e-4;
@@ -41,6 +42,8 @@ const MEMORY: f64 = 3.2e12;
 const CACHE: f64 = 4.5e12;
 /// How much longer it takes to write sectors in two parts, and how much more for each line.
 const PARTLY: [f64; 2] = [1.35, 32.0];
+/// Pieces of 16 bytes of the weight that are packed in a second.
+const PIECES: f64 = 6e10;
 /// Clocks that a block takes to get hold of a stage of A, and of a unit of B.
 const STAGE: f64 = 320.0;
 /// What a stage of one step of K takes more where each chunk has taps of its own: too few products hide what it waits for.
@@ -55,6 +58,8 @@ const SLICE: f64 = 0.004;
 const FOLDED: f64 = 0.04e-9;
 /// The most pairs of residues along depth and height that the kernels have a table for.
 const MOST_PHASES: usize = 64;
+/// The most tiles of a block for which they are dealt out by their work.
+const FEW: usize = 4;
 /// The most rows that a tap along width is ahead of another, where taps are columns.
 const MOST_AHEAD: usize = 8;
 
@@ -89,6 +94,8 @@ pub(super) struct Halo<'a> {
     whole_h: bool,
     unit_steps: usize,
     resident: bool,
+    /// Tiles of phases with most taps first.
+    by_work: bool,
     stage_rows: usize,
     a_stages: usize,
     b_stages: usize,
@@ -294,7 +301,8 @@ impl<'a> Halo<'a> {
         let input_bytes = input * context.request.dtype.size();
         let budget = (MOST_PACKED * (geometry.batch() * input_bytes) as f64) as usize;
         let fixed = row_bytes.checked_mul(lead + tail + bm)?;
-        let most = budget.max(SMALL).saturating_sub(fixed) / row_bytes.checked_mul(positions)?;
+        let most = budget.max(context.device.l2_bytes / CACHED).saturating_sub(fixed)
+            / row_bytes.checked_mul(positions)?;
         let most = if packed { geometry.batch() } else { most };
         let parts_of_batch = geometry.batch().div_ceil(most.clamp(1, geometry.batch()));
         let batch = geometry.batch().div_ceil(parts_of_batch);
@@ -332,9 +340,20 @@ impl<'a> Halo<'a> {
         let there = of_d * of_h * of_w;
         let stages_there = of_d * if whole_h { 1.0 } else { of_h };
         let instructions = instructions * there;
-        let clocks = (0.5 * n as f64).max(16.0 + n as f64 / 4.0);
+        let clocks = (0.5 * n as f64).max(18.0 + n as f64 / 4.0);
         let side_by_side = device * ctas as f64;
-        let full = tiles as f64 / ((tiles as f64 / side_by_side).ceil() * side_by_side);
+        let taps_of = [depth, height].map(PhaseAxis::taps_of_residues);
+        let evenly = side_by_side as usize / (all * phases) * (all * phases);
+        let mut full = tiles as f64 / ((tiles as f64 / side_by_side).ceil() * side_by_side);
+        let mut by_work = false;
+        if phases > 1 && tiles <= FEW * side_by_side as usize {
+            full = busy_share(&taps_of, row_tiles, all, side_by_side as usize, false);
+            if evenly > 0 {
+                let even = busy_share(&taps_of, row_tiles, all, evenly, true) * evenly as f64 / side_by_side;
+                by_work = even >= full;
+                full = full.max(even);
+            }
+        }
         // What goes to shared memory: stages and, unless they stay, units.
         let stages = depth.axis.kernel
             * chunks
@@ -353,7 +372,7 @@ impl<'a> Halo<'a> {
         let busy = compute.max((copied + weights) / CACHE) * repeated;
         let output = (geometry.batch() * sample * context.request.dtype.size()) as f64 / MEMORY;
         let passed = (geometry.batch() * input_bytes) as f64 + repeated * 2.0 * (a_rows * row_bytes) as f64;
-        let passed = if packed { 0.0 } else { passed / MEMORY };
+        let passed = if packed { 0.0 } else { passed / MEMORY }.max(items as f64 / PIECES);
         // A block computes nothing while it stores; two of them hardly make up for it.
         // Residues along width that are no small power of two are stored apart.
         let together = context.request.output_format == MemoryFormat::ChannelsLast3d
@@ -407,6 +426,7 @@ impl<'a> Halo<'a> {
             whole_h,
             unit_steps,
             resident,
+            by_work,
             stage_rows,
             a_stages,
             b_stages,
@@ -555,7 +575,8 @@ impl<'a> Halo<'a> {
         push(&mut arguments, [self.w_steps, self.w_step, self.fold.map_or(1, |fold| fold.taps)])?;
         let params = [("KIND", kind(self.operand))];
         let variant = *context.kernel("halo_pack_weight", &self.operand.types(context), &params)?;
-        steps.push(Step::launch(variant, [items.div_ceil(THREADS) as u32, 1, 1], arguments));
+        let blocks = items.div_ceil(THREADS).min(PACK_BLOCKS * context.device.multiprocessors);
+        steps.push(Step::launch(variant, [blocks as u32, 1, 1], arguments));
         Ok((at, scale))
     }
 
@@ -628,7 +649,7 @@ impl<'a> Halo<'a> {
         arguments.push(Argument::F64(slope));
         let [whole_h, resident] = [self.whole_h, self.resident].map(usize::from);
         push(&mut arguments, [self.a_stages, self.stage_rows, whole_h, self.b_stages])?;
-        push(&mut arguments, [self.unit_steps, resident])?;
+        push(&mut arguments, [self.unit_steps, resident, usize::from(self.by_work)])?;
         if self.operand.parts() == 2 {
             // To the nearest whole number.
             let unit = self.unit_steps * self.chunk_panels * 16 / self.operand.bytes();
@@ -644,10 +665,16 @@ impl<'a> Halo<'a> {
         let tiles = rows.div_ceil(self.advance()) * depth.axis.stride * height.axis.stride * all;
         let side_by_side = context.device.multiprocessors * size(self.kernel, "CTAS");
         let mut blocks = tiles.min(side_by_side);
-        if self.resident {
-            // Each block keeps to its columns.
-            blocks = (blocks / all).max(1) * all;
-        }
+        // Each block keeps to its columns, or to pairs of phases.
+        let phases = depth.axis.stride * height.axis.stride;
+        let multiple = if self.by_work {
+            all * phases
+        } else if self.resident {
+            all
+        } else {
+            1
+        };
+        blocks = (blocks / multiple).max(1) * multiple;
         let (grid, shared) = ([blocks as u32, 1, 1], self.shared as u32);
         // Short ones gain by starting early. Long ones that write parts of sectors, which meet in the cache, were
         // seen to lose more than that.
@@ -655,6 +682,29 @@ impl<'a> Halo<'a> {
         steps.push(Step::Launch { variant: *self.kernel, grid, shared, arguments, overlap });
         Ok(())
     }
+}
+
+/// The share of time that so many blocks are busy with tiles of phases along depth and height, each of so many rows and column
+/// blocks, as the kernel deals them out.
+fn busy_share(taps: &[Vec<usize>; 2], row_tiles: usize, all: usize, blocks: usize, by_work: bool) -> f64 {
+    let mut work: Vec<usize> = taps[0].iter().flat_map(|d| taps[1].iter().map(move |h| d * h)).collect();
+    if by_work {
+        work.sort_unstable_by(|one, other| other.cmp(one));
+    }
+    let phases = work.len();
+    let turn = (blocks / (all * phases)).max(1);
+    let mut busy = vec![0; blocks];
+    for tile in 0..row_tiles * phases * all {
+        let (row_tile, at) = (tile / all / phases, tile / all % phases);
+        let phase = match (by_work, row_tile / turn % 2) {
+            (true, 1) => phases - 1 - at,
+            (true, _) => at,
+            _ => (at + row_tile / turn) % phases,
+        };
+        busy[tile % blocks] += work[phase];
+    }
+    let most = busy.iter().copied().max().unwrap_or(0).max(1);
+    busy.iter().sum::<usize>().max(1) as f64 / (most * blocks) as f64
 }
 
 /// Whether there are outputs that are on no lattice.

@@ -75,6 +75,13 @@ impl PhaseAxis {
         (step, inverse)
     }
 
+    /// How many taps each residue has.
+    pub(super) fn taps_of_residues(&self) -> Vec<usize> {
+        let Axis { kernel, stride, dilation, .. } = self.axis;
+        let of = |residue| (0..kernel).filter(|tap| tap * dilation % stride == residue).count();
+        (0..stride).map(of).collect()
+    }
+
     /// Positions from each tap of a residue to the next.
     pub(super) fn back(&self) -> usize {
         self.axis.dilation / gcd(self.axis.stride, self.axis.dilation)

@@ -62,7 +62,9 @@
 //
 // Block: 128 threads a warpgroup, and 128 where CTAS is 1, else 32, for the producer. Grid: any number of
 // blocks along the first axis, with `resident` a multiple of slices*blocks. Tiles run over column blocks,
-// slices, phases, rows; a block takes every grid-th. Bytes of dynamic shared memory, with TAPS `32*WGS*BN*w_reach` more:
+// slices, phases, rows; a block takes every grid-th. With `by_work`, for few tiles, phases are those with
+// most taps first, a block's next tile is of the phase as far from the other end, and the grid is a multiple of
+// slices*blocks*phases. Bytes of dynamic shared memory, with TAPS `32*WGS*BN*w_reach` more:
 // `4096 + WGS*(16*BN + 4096*MI + 1024) + a_stages*parts*chunk_panels*stage_rows*16 + b_stages*unit`,
 // `unit = unit_steps*parts*chunk_panels*BN*16`; `stage_rows` a multiple of 8, at least two stages of each,
 // at most 60 of both together; `d_stride*h_stride` at most 64.
@@ -78,7 +80,7 @@
 // 5. `chunk_panels`, `chunks`, `slices`, `blocks`, `channels`.
 // 6. `y_n`, `y_c`, `y_d`, `y_h`, `y_w`.
 // 7. `channels_first`, `has_bias`, `activation`, `slope` (f64).
-// 8. `a_stages`, `stage_rows`, `whole_h`, `b_stages`, `unit_steps`, `resident`; for two parts `promote`, the
+// 8. `a_stages`, `stage_rows`, `whole_h`, `b_stages`, `unit_steps`, `resident`, `by_work`; for two parts `promote`, the
 //    units of B after which high products are added to registers.
 // 9. With SHORT, where some channels lack a tap: `class_panels`, a multiple of `chunk_panels`, of the channels that
 //    have the same taps, `classes_h`, `classes_w`, and `full_d`, `full_h`, `full_w`: class `(jd*classes_h + jh)*classes_w +
@@ -89,7 +91,7 @@
 //    1, `channels_first`.
 
 /// The first tap of a chunk along height, and how many units and steps of one it has along width; a tap along depth that
-/// it lacks is passed over.
+/// it lacks is passed over. There is one phase.
 #ifdef SHORT
 #define LACKING(chunk)                 \
     const int lacks = lacking[chunk];  \
@@ -97,11 +99,13 @@
 #define FIRST_H (lacks >> 1 & 1)
 #define UNITS_W (w_steps / unit_steps - (unit_steps == 1 && lacks & 4 ? 1 : 0))
 #define STEPS_W (unit_steps - (unit_steps > 1 && lacks & 4 ? 1 : 0))
+#define BY_WORK 0
 #else
 #define LACKING(chunk)
 #define FIRST_H 0
 #define UNITS_W (w_steps / unit_steps)
 #define STEPS_W unit_steps
+#define BY_WORK by_work
 #endif
 
 /// Whether float32 is multiplied in two parts.
@@ -140,7 +144,7 @@ struct Sizes {
     int chunk_panels, chunks, slices, blocks, channels;
     int y_n, y_c, y_d, y_h, y_w;
     int channels_first, has_bias, activation;
-    int a_stages, stage_rows, whole_h, b_stages, unit_steps, resident, promote, advance;
+    int a_stages, stage_rows, whole_h, b_stages, unit_steps, resident, by_work, promote, advance;
 };
 
 /// One pair of residues along depth and height.
@@ -170,7 +174,7 @@ struct Tile {
     const Divisor &depth;
 
     __device__ __forceinline__ Tile(const Sizes &s, const Divisors &by, const Phase *phases, int back_d, int tile)
-        : pd(s.pd), d_input(s.d_input), back_d(back_d), phase(phases[turned(by, tile)]), depth(by.depth) {
+        : pd(s.pd), d_input(s.d_input), back_d(back_d), phase(phases[turned(s, by, tile)]), depth(by.depth) {
         const int rest = by.all.divide(tile);
         column_block = tile - rest * by.all.by;
         row0 = by.phases.divide(rest) * s.advance;
@@ -178,10 +182,12 @@ struct Tile {
         plane1 = by.height.divide(by.line.divide(min(row0 + BM, s.rows) - 1)) + phase.planes;
     }
 
-    /// A tile's phase. Phases differ in their work, so a block's turns through all of them.
-    __device__ __forceinline__ static int turned(const Divisors &by, int tile) {
-        const int rest = by.all.divide(tile), row_tile = by.phases.divide(rest);
-        const int phase = rest - row_tile * by.phases.by + by.turn.divide(row_tile);
+    /// A tile's phase. Phases differ in their work, so a block's turns through all of them, or of those in order of their work
+    /// from one to that as far from the other end.
+    __device__ __forceinline__ static int turned(const Sizes &s, const Divisors &by, int tile) {
+        const int rest = by.all.divide(tile), row_tile = by.phases.divide(rest), turn = by.turn.divide(row_tile);
+        const int at = rest - row_tile * by.phases.by, phase = at + turn;
+        if (s.by_work) return turn & 1 ? by.phases.by - 1 - at : at;
         return phase - by.phases.divide(phase) * by.phases.by;
     }
 
@@ -204,7 +210,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
     int d_step, int d_inverse, int d_first, int d_shift, int d_out, int h_kernel, int h_stride, int h_dilation, int h_step, int h_inverse,
     int h_first, int h_shift, int h_out, int d_input, int outputs, int w_shift, int w_out, int w_low, int w_steps, int w_step,
     int chunk_panels, int chunks, int slices, int blocks, int channels, int y_n, int y_c, int y_d, int y_h, int y_w, int channels_first,
-    int has_bias, int activation, double slope, int a_stages, int stage_rows, int whole_h, int b_stages, int unit_steps, int resident
+    int has_bias, int activation, double slope, int a_stages, int stage_rows, int whole_h, int b_stages, int unit_steps, int resident,
+    int by_work
 #if PARTED
     , int promote
 #endif
@@ -228,7 +235,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
                      d_input, outputs, w_shift, w_out, w_low, w_steps, w_step,
                      chunk_panels, chunks, slices, blocks, channels,
                      y_n, y_c, y_d, y_h, y_w, channels_first, has_bias, activation,
-                     a_stages, stage_rows, whole_h, b_stages, unit_steps, resident, promote, advance};
+                     a_stages, stage_rows, whole_h, b_stages, unit_steps, resident, BY_WORK, promote, advance};
     const unsigned full_a = shared(memory), empty_a = full_a + 8 * a_stages;
     const unsigned full_b = empty_a + 8 * a_stages, empty_b = full_b + 8 * b_stages;
     const int panel_bytes = 16 * stage_rows, part_bytes = chunk_panels * panel_bytes, stage_bytes = PARTS * part_bytes;
@@ -272,6 +279,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
 #endif
     const int back_d = d_dilation / (d_stride / d_step), back_h = h_dilation / (h_stride / h_step) * pw;
     __syncthreads();
+    if (BY_WORK) {
+        // Those with most taps first.
+        const int count = d_stride * h_stride, at = threadIdx.x % count;
+        const Phase own = phases[at];
+        int rank = 0;
+        for (int other = 0; other < count; other++) {
+            const int more = phases[other].nd * phases[other].nh - own.nd * own.nh;
+            rank += more > 0 || more == 0 && other < at;
+        }
+        __syncthreads();
+        if (threadIdx.x < count) phases[rank] = own;
+        __syncthreads();
+    }
     await_previous();
 
     if (threadIdx.x >= CONSUMERS) {

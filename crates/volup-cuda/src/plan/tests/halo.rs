@@ -150,7 +150,7 @@ fn pack_weight(call: &Call<'_>, machine: &mut Machine) {
     let slices = in_channels / slice_in;
     let tiles = slices * blocks * d_kernel * chunks * h_kernel * w_steps;
     assert_eq!(items, tiles * chunk_panels * columns);
-    assert_eq!(call.grid, [(items + 255) / 256, 1, 1]);
+    assert!(call.grid[0] > 0 && call.grid[1..] == [1, 1]);
     assert!(outputs == block * w_stride && slices * channels == out_channels && columns % taps == 0);
     let of_tap = columns / taps;
     let mut most = 0.0;
@@ -234,7 +234,11 @@ fn check(call: &Call<'_>) {
     assert!(a_stages >= 2 && b_stages >= 2 && a_stages + b_stages <= MOST_STAGES);
     assert!(stage_rows % 8 == 0 && chunk_panels % 2 == 0 && (unit_steps == 1 || unit_steps == w_steps));
     assert!(call.grid[0] > 0 && call.grid[1..] == [1, 1]);
-    assert!([0, 1].contains(&call.int("resident")));
+    assert!([0, 1].contains(&call.int("resident")) && [0, 1].contains(&call.int("by_work")));
+    if call.int("by_work") == 1 {
+        let strides = call.int("d_stride") * call.int("h_stride");
+        assert_eq!(call.grid[0] % (slices * blocks * strides), 0);
+    }
     if call.int("resident") == 1 {
         let units = d_kernel * chunks * h_kernel * w_steps / unit_steps;
         assert!(b_stages >= units && call.grid[0] % (slices * blocks) == 0);
@@ -291,6 +295,21 @@ fn stage(
     pieces.flat_map(|piece| (piece * e..(piece + 1) * e).map(move |at| read(piece, at))).collect()
 }
 
+/// A tile's phase: blocks turn through all of them, or of those in order of their taps to that as far from the other end.
+fn phase_of(call: &Call<'_>, at: i64, turn: i64) -> i64 {
+    let [d_stride, h_stride] = call.ints(["d_stride", "h_stride"]);
+    let phases = d_stride * h_stride;
+    if call.int("by_work") == 0 {
+        return (at + turn) % phases;
+    }
+    let taps = |phase: i64| {
+        Taps::new(call, "d", phase / h_stride).count * Taps::new(call, "h", phase % h_stride).count
+    };
+    let mut order: Vec<i64> = (0..phases).collect();
+    order.sort_by_key(|&phase| -taps(phase));
+    order[(if turn % 2 == 1 { phases - 1 - at } else { at }) as usize]
+}
+
 /// Rows are positions, or blocks of them, columns are channels and residues along width; residues along
 /// depth and height are in the tile's number.
 fn multiply(call: &Call<'_>, machine: &mut Machine) {
@@ -305,8 +324,10 @@ fn multiply(call: &Call<'_>, machine: &mut Machine) {
     let b = call.pointer("b");
     let (e, parts, all, phases) = (elements(b), parts(call), slices * blocks, d_stride * h_stride);
     let [advance, reach] = if call.has("w_reach") { call.ints(["advance", "w_reach"]) } else { [bm, 0] };
+    let turn = (call.grid[0] / (all * phases)).max(1);
     for tile in 0..(rows + advance - 1) / advance * phases * all {
-        let (column_block, phase, row0) = (tile % all, tile / all % phases, tile / all / phases * advance);
+        let (column_block, row_tile) = (tile % all, tile / all / phases);
+        let (phase, row0) = (phase_of(call, tile / all % phases, row_tile / turn), row_tile * advance);
         let residues = [phase / h_stride, phase % h_stride];
         let [depth, height] =
             [("d", residues[0]), ("h", residues[1])].map(|(axis, r)| Taps::new(call, axis, r));
