@@ -230,7 +230,10 @@ impl CudaEngine {
             return Ok(plan.clone());
         }
         let wanted = match &self.kernel {
-            Some(kernel) => self.plan_with(kernel, &request)?,
+            Some(kernel) => {
+                let variants = Manifest::embedded().for_device(self.device.info())?;
+                Plan::with_kernel(&request, self.device.info(), &variants, kernel)?
+            }
             None => None,
         };
         let plan = Arc::new(match wanted {
@@ -242,13 +245,6 @@ impl CudaEngine {
         }
         plans.insert(request, plan.clone());
         Ok(plan)
-    }
-
-    /// The best plan that launches a kernel.
-    fn plan_with(&self, kernel: &str, request: &Request) -> Result<Option<Plan>> {
-        let variants = Manifest::embedded().for_device(self.device.info())?;
-        let plans = Plan::candidates(request, self.device.info(), &variants, usize::MAX)?;
-        Ok(plans.into_iter().find(|plan| plan.launches(kernel)))
     }
 
     /// The geometry of a layer over an input.

@@ -130,7 +130,7 @@ impl<'a> Backward<'a> {
     }
 
     /// Leaves out what is not wanted.
-    fn leave_out(&mut self, wanted: Wanted) {
+    pub(super) fn leave_out(&mut self, wanted: Wanted) {
         self.wanted = wanted;
         self.input = self.input.take().filter(|_| wanted.input);
         if !wanted.input {

@@ -443,6 +443,34 @@ impl Plan {
         }
     }
 
+    /// The one of them that is expected to be the fastest of those that launch a kernel, by the name of its function. That of
+    /// gradients is chosen as if both of the convolution's were wanted: one alone has the same bits.
+    ///
+    /// # Errors
+    /// As [`Plan::new`].
+    pub fn with_kernel(
+        request: &Request,
+        device: &DeviceInfo,
+        variants: &[&Variant],
+        kernel: &str,
+    ) -> Result<Option<Plan>> {
+        let (Task::Backward(wanted) | Task::Recompute(wanted)) = request.task else {
+            let plans = Plan::candidates(request, device, variants, usize::MAX)?;
+            return Ok(plans.into_iter().find(|plan| plan.launches(kernel)));
+        };
+        if request.geometry.batch() == 0 || !(wanted.input || wanted.weight) {
+            return Ok(None);
+        }
+        let context = Context::new(request, device, variants);
+        for mut all in backward::Backward::all(context, Wanted { input: true, weight: true, ..wanted })? {
+            if Plan::backward(&all)?.launches(kernel) {
+                all.leave_out(wanted);
+                return Plan::backward(&all).map(Some);
+            }
+        }
+        Ok(None)
+    }
+
     /// That of an empty batch.
     fn nothing() -> Plan {
         let (steps, summary) = (Vec::new(), "nothing to do".to_string());
