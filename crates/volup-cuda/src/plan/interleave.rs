@@ -11,7 +11,7 @@ use volup::{MemoryFormat, Result};
 /// Counts are in 32 bits, with room for a tile past the end.
 const MOST: usize = i32::MAX as usize - (1 << 16);
 /// What a launch costs beside its work, in seconds.
-const LAUNCH: f64 = 3e-6;
+const LAUNCH: f64 = 5e-6;
 /// Bytes a second that tiles move at as views, and by an address for each element.
 const BANDWIDTH: [f64; 2] = [2.6e12, 1.5e12];
 /// The same where a stride along width leaves gaps between neighbouring threads.
