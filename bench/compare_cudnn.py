@@ -36,6 +36,7 @@ from torch import Tensor
 import volup
 from blocks import Block, commit
 from clocks import Clock, CpuClock, CudaClock, Rotation, copies_to_defeat
+from decoder_shapes import decoder_cases
 from peers import FORMATS, compiled, peers
 from random_shapes import random_cases
 from volup import _native
@@ -410,6 +411,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--shapes", nargs="+", metavar="NAME", choices=published + small, default=published
     )
+    parser.add_argument("--decoders", action="store_true", help="the layers of three decoders")
     parser.add_argument("--random", type=int, metavar="N", help="so many random shapes instead")
     parser.add_argument("--seed", type=int, default=0, help="of the random shapes")
     parser.add_argument("--precisions", nargs="+", choices=DTYPES, default=list(DTYPES))
@@ -436,7 +438,9 @@ def main(argv: list[str] | None = None) -> int:
     clock: Clock = CudaClock() if args.device == "cuda" else CpuClock()
     known = {case["name"]: case for case in _native.published() + _native.cases()}
     cases = [known[name] for name in args.shapes]
-    if args.random:
+    if args.decoders:
+        cases = decoder_cases()
+    elif args.random:
         cases = random_cases(args.random, args.seed)
     meta = describe(clock)
     print(", ".join(f"{name} {value}" for name, value in meta.items()))
