@@ -11,12 +11,15 @@
 
 /// Registers of a thread for 64 rows.
 constexpr int REGISTERS = BN / 2;
+/// Taps along width that are columns, and residues that these are of.
 #ifdef TAPS
-/// Channels of a tile whose taps along width are columns; the columns that become outputs; registers before their sums.
-constexpr int CHANNELS = BN / TAPS, COLUMNS = CHANNELS * W_STRIDE, FIRST_SUM = (TAPS - W_STRIDE) * CHANNELS / 2;
+constexpr int TAP_COLUMNS = TAPS, RESIDUES = W_STRIDE;
 #else
-constexpr int COLUMNS = BN, FIRST_SUM = 0;
+constexpr int TAP_COLUMNS = 1, RESIDUES = 1;
 #endif
+/// Columns of a tap; the columns that become outputs; registers before their sums, which are those of the last taps.
+constexpr int CHANNELS = BN / TAP_COLUMNS, COLUMNS = CHANNELS * RESIDUES, FIRST_SUM = (TAP_COLUMNS - RESIDUES) * CHANNELS / 2;
+static_assert(RESIDUES == 1 || RESIDUES == 2);
 
 /// Rows of a warpgroup and of a tile.
 constexpr int M = 64 * MI, BM = WGS * M;
@@ -43,11 +46,9 @@ struct Epilogue {
     /// that sums stay registers.
     __device__ __forceinline__ void stage(const float (&sum)[MI][REGISTERS], int piece) const {
         const int lane = threadIdx.x % 32;
-        __syncwarp();
-#ifdef TAPS
         // Residues of a channel beside one another, which are in the sums one after the other.
-        static_assert(W_STRIDE == 1 || W_STRIDE == 2);
-        float *const to = staged + lane % 4 * 2 * W_STRIDE * COLUMN_PITCH + lane / 4;
+        float *const to = staged + lane % 4 * 2 * RESIDUES * COLUMN_PITCH + lane / 4;
+        __syncwarp();
 #pragma unroll
         for (int p = 0; p < COLUMNS; p += PIECE)
             if (p == piece)
@@ -56,33 +57,15 @@ struct Epilogue {
 #pragma unroll
                     for (int i = 0; i < MI; i++) {
                         if (p + 8 * j >= COLUMNS) continue;
-                        // The last taps are of residues in turn, and the first of them is `TAPS - W_STRIDE`.
-                        const int last = TAPS - W_STRIDE + (j + TAPS) % W_STRIDE, channel = p / W_STRIDE + j / W_STRIDE * 8;
+                        // The last taps are of residues in turn, and the first of them is `TAP_COLUMNS - RESIDUES`.
+                        const int last = TAP_COLUMNS - RESIDUES + (j + TAP_COLUMNS) % RESIDUES, channel = p / RESIDUES + j / RESIDUES * 8;
                         const float *v = &sum[i][(last * CHANNELS + channel) / 2];
-                        float *const at = to + (j / W_STRIDE * 8 * W_STRIDE + j % W_STRIDE) * COLUMN_PITCH + 8 * i;
+                        float *const at = to + (j / RESIDUES * 8 * RESIDUES + j % RESIDUES) * COLUMN_PITCH + 8 * i;
                         at[0] = v[0];
-                        at[W_STRIDE * COLUMN_PITCH] = v[1];
+                        at[RESIDUES * COLUMN_PITCH] = v[1];
                         at[8 * MI] = v[2];
-                        at[W_STRIDE * COLUMN_PITCH + 8 * MI] = v[3];
+                        at[RESIDUES * COLUMN_PITCH + 8 * MI] = v[3];
                     }
-#else
-        float *const to = staged + lane % 4 * 2 * COLUMN_PITCH + lane / 4;
-#pragma unroll
-        for (int p = 0; p < BN; p += PIECE)
-            if (p == piece)
-#pragma unroll
-                for (int j = 0; j < PIECE / 8; j++)
-#pragma unroll
-                    for (int i = 0; i < MI; i++) {
-                        if (p + 8 * j >= BN) continue;
-                        const float *v = &sum[i][(p / 8 + j) * 4];
-                        float *const at = to + 8 * j * COLUMN_PITCH + 8 * i;
-                        at[0] = v[0];
-                        at[COLUMN_PITCH] = v[1];
-                        at[8 * MI] = v[2];
-                        at[COLUMN_PITCH + 8 * MI] = v[3];
-                    }
-#endif
         __syncwarp();
     }
 
