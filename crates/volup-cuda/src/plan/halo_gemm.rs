@@ -332,11 +332,11 @@ impl<'a> Halo<'a> {
         let instructions = instructions * there;
         let clocks = (0.5 * n as f64).max(18.0 + n as f64 / 4.0);
         let side_by_side = device * ctas as f64;
-        let taps_of = [depth, height].map(PhaseAxis::taps_of_residues);
-        let evenly = side_by_side as usize / (all * phases) * (all * phases);
         let mut full = tiles as f64 / ((tiles as f64 / side_by_side).ceil() * side_by_side);
         let mut by_work = false;
         if phases > 1 && tiles <= FEW * side_by_side as usize {
+            let taps_of = [depth, height].map(PhaseAxis::taps_of_residues);
+            let evenly = side_by_side as usize / (all * phases) * (all * phases);
             full = busy_share(&taps_of, row_tiles, all, side_by_side as usize, false);
             if evenly > 0 {
                 let even = busy_share(&taps_of, row_tiles, all, evenly, true) * evenly as f64 / side_by_side;

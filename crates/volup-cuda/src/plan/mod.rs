@@ -462,10 +462,10 @@ impl Plan {
             return Ok(None);
         }
         let context = Context::new(request, device, variants);
-        for mut all in backward::Backward::all(context, Wanted { input: true, weight: true, ..wanted })? {
-            if Plan::backward(&all)?.launches(kernel) {
-                all.leave_out(wanted);
-                return Plan::backward(&all).map(Some);
+        for mut both in backward::Backward::all(context, Wanted { input: true, weight: true, ..wanted })? {
+            if Plan::backward(&both)?.launches(kernel) {
+                both.leave_out(wanted);
+                return Plan::backward(&both).map(Some);
             }
         }
         Ok(None)

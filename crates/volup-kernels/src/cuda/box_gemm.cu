@@ -368,6 +368,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) box_gemm(
                     }
                 }
 #elif MT * WARPS * CTAS > 32
+                // Registers hold the weights of one step alone.
                 int s = type_steps[type], pair = 0;
                 if (s < last_step) {
                     int2 step = *(const int2 *)&steps[s].z;

@@ -18,7 +18,7 @@ struct Fold {
     /// Rows that the first tap is ahead of the last.
     int reach, dilation;
 
-    static __host__ __device__ int bytes(int reach) { return WGS * 4 * 2 * BN * reach * 4; }
+    static __device__ int bytes(int reach) { return WGS * 4 * 2 * BN * reach * 4; }
 
     /// The compiler's own would have sums be integers, and moves between them and what the matrix instructions add to.
     __device__ __forceinline__ static float shuffle(float v, int from) {

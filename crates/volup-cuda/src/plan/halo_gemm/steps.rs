@@ -100,13 +100,12 @@ impl Halo<'_> {
         let items = columns * d_kernel * h_kernel * self.w_steps * self.panels();
         let at = workspace.take(items * 16 * self.operand.parts());
         let first = usize::from(request.output_format == MemoryFormat::Contiguous);
-        // What has a scale: columns, or channels whose taps are columns.
-        let (scaled, inner) = match self.fold {
-            Some(fold) => {
-                (self.blocks * fold.channels, if first == 1 { 1 } else { self.blocks * fold.channels })
-            }
-            None => (self.blocks * n, if first == 1 { self.outputs() } else { self.slice_out }),
+        // What has a scale: columns, or channels whose taps are columns; how many of these lie together.
+        let (scaled, [together, apart]) = match self.fold {
+            Some(fold) => (self.blocks * fold.channels, [1, self.blocks * fold.channels]),
+            None => (self.blocks * n, [self.outputs(), self.slice_out]),
         };
+        let inner = if first == 1 { together } else { apart };
         let scale = workspace.take(if split { self.slices * scaled * 4 } else { 0 });
         if split {
             pack::weight_scale(context, self.slices, scaled, inner, scale, control, steps)?;
@@ -212,11 +211,10 @@ impl Halo<'_> {
             push(&mut arguments, [fold.advance, width.axis.dilation, fold.reach])?;
         }
         let all = self.slices * self.blocks;
-        let tiles = rows.div_ceil(self.advance()) * depth.axis.stride * height.axis.stride * all;
-        let side_by_side = context.device.multiprocessors * size(self.kernel, "CTAS");
-        let mut blocks = tiles.min(side_by_side);
-        // Each block keeps to its columns, or to pairs of phases.
         let phases = depth.axis.stride * height.axis.stride;
+        let tiles = rows.div_ceil(self.advance()) * phases * all;
+        let side_by_side = context.device.multiprocessors * size(self.kernel, "CTAS");
+        // Each block keeps to its columns, or to pairs of phases.
         let multiple = if self.by_work {
             all * phases
         } else if self.resident {
@@ -224,7 +222,7 @@ impl Halo<'_> {
         } else {
             1
         };
-        blocks = (blocks / multiple).max(1) * multiple;
+        let blocks = (tiles.min(side_by_side) / multiple).max(1) * multiple;
         let (grid, shared) = ([blocks as u32, 1, 1], self.shared as u32);
         // Short ones gain by starting early. Long ones that write parts of sectors, which meet in the cache, were
         // seen to lose more than that.

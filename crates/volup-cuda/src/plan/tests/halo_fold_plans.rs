@@ -1,6 +1,6 @@
 //! What plans of `halo_gemm` compute whose columns are the taps along width, and where they apply.
 
-use super::manifest::devices;
+use super::manifest::with_multiprocessors;
 use super::results::{Example, kernels, unnoticed_of};
 use super::{FORMATS, fits, launches};
 use crate::plan::{Plan, Request};
@@ -22,11 +22,6 @@ fn own() -> Vec<Case> {
     ROWS.iter().map(|(line, why)| Case::parse("fold", line, why).expect("a valid case")).collect()
 }
 
-/// A Hopper with all kernels, or few multiprocessors of one.
-fn with_multiprocessors(multiprocessors: usize) -> DeviceInfo {
-    DeviceInfo { multiprocessors, ..devices()[1].clone() }
-}
-
 /// The plans of this kind.
 fn plans(request: &Request, device: &DeviceInfo, variants: &[&Variant]) -> Vec<Plan> {
     let mut plans = Plan::candidates(request, device, variants, usize::MAX).expect("plans");
@@ -38,7 +33,7 @@ fn plans(request: &Request, device: &DeviceInfo, variants: &[&Variant]) -> Vec<P
 #[test]
 fn taps_as_columns_compute_the_definition() {
     let (mut kernels_found, mut count) = (BTreeSet::new(), 0);
-    let all = kernels(&devices()[1], None);
+    let all = kernels(&with_multiprocessors(132), None);
     let all: Vec<&Variant> = all.iter().collect();
     for (multiprocessors, dtype, precision) in [
         (132, DType::F32, Precision::Ieee),

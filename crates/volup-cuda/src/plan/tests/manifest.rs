@@ -110,6 +110,11 @@ pub fn signature(variant: &Variant) -> &'static Signature {
     known.get(&key(variant)).expect("a kernel of the list")
 }
 
+/// A Hopper of so many multiprocessors: of few blocks take several pieces of work, of several samples.
+pub fn with_multiprocessors(multiprocessors: usize) -> DeviceInfo {
+    DeviceInfo { multiprocessors, ..devices()[1].clone() }
+}
+
 /// The file of a variant's kernel.
 pub fn source(variant: &Variant) -> &'static str {
     let file = if variant.exact { variant.entry } else { variant.family };

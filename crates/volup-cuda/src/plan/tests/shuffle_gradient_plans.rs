@@ -1,7 +1,7 @@
 //! What plans of `shuffle_gradient` compute, and where it applies.
 
 use super::machine::Call;
-use super::manifest::{devices, variants_for};
+use super::manifest::{devices, variants_for, with_multiprocessors};
 use super::results::unnoticed;
 use super::training::{Example, wanted_of};
 use super::{FORMATS, MULTIPLIED, fits, launches};
@@ -49,10 +49,6 @@ fn request_of(case: &Case) -> Request {
 
 fn request(line: &str) -> Request {
     request_of(&case(line))
-}
-
-fn with_multiprocessors(multiprocessors: usize) -> DeviceInfo {
-    DeviceInfo { multiprocessors, ..devices()[1].clone() }
 }
 
 /// The plan of this kernel, if there is one, and whether it is expected to be the fastest.

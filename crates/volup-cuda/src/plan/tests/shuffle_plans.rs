@@ -1,6 +1,6 @@
 //! What plans of `shuffle_gemm` compute, and where the family applies.
 
-use super::manifest::devices;
+use super::manifest::{devices, with_multiprocessors};
 use super::results::{Choice, Example, features, kernels, unnoticed_of};
 use super::{FORMATS, fits, launches};
 use crate::plan::{Plan, Request, Task};
@@ -39,11 +39,6 @@ pub fn own() -> Vec<Case> {
     ROWS.iter().map(|(line, why)| Case::parse("shuffle", line, why).expect("a valid case")).collect()
 }
 
-/// A few multiprocessors: blocks take several blocks of positions, of several samples.
-fn with_multiprocessors(multiprocessors: usize) -> DeviceInfo {
-    DeviceInfo { multiprocessors, ..devices()[1].clone() }
-}
-
 fn is_straight(activation: Option<Activation>) -> bool {
     matches!(activation, None | Some(Activation::Relu | Activation::LeakyRelu(_)))
 }
@@ -71,7 +66,6 @@ fn applies(request: &Request) -> bool {
     one_tap && straight && runs && strides && same && request.dtype != DType::F64
 }
 
-/// Runs all plans of the family for all cases, with all kernels that are chosen, and says what they are like.
 /// The families of kernels that are their stride.
 const FAMILIES: [Algorithm; 2] = [Algorithm::ShuffleGemm, Algorithm::ShuffleWgmma];
 
@@ -96,6 +90,7 @@ fn both(request: &Request, device: &DeviceInfo, variants: &[&Variant]) -> Vec<Pl
     FAMILIES.into_iter().flat_map(plans).collect()
 }
 
+/// Runs all plans of both for all cases, with all kernels that are chosen, and says what they are like.
 fn check(
     device: &DeviceInfo,
     choice: Option<Choice>,
