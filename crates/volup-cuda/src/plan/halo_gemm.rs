@@ -22,6 +22,9 @@ const MOST_SHORT: usize = 512;
 /// The most stages of both operands.
 const MOST_STAGES: usize = 60;
 
+/// The most blocks along the second and third axis of a grid.
+const MOST_PANELS: usize = 65_535;
+
 /// What a launch costs beside its work, in seconds.
 const LAUNCH: f64 = 3.6e-6;
 /// Clocks a second, and the share of the matrix instructions' rate that is reached.
@@ -312,6 +315,11 @@ impl<'a> Halo<'a> {
         let taps = depth.axis.kernel * height.axis.kernel;
         let items = all.checked_mul(taps * w_steps * chunks * chunk_panels * n)?;
         let largest = i32::MAX as usize;
+        // The weight's pack holds a line of taps, and has panels and slices along axes of its grid.
+        let line_bytes = (conv.kernel_size()[2] + 8) * 16 * parts;
+        if line_bytes > SHARED - 2 * RESERVED || slices.max(chunks * chunk_panels) > MOST_PANELS {
+            return None;
+        }
         if a_rows.checked_mul(row_bytes / 16)? > largest
             || sample.max(input).checked_mul(spanned)? > largest
             || 2 * tiles > largest

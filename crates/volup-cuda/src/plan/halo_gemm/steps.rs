@@ -14,9 +14,24 @@ const SCALE: u64 = 16;
 const PROMOTED: usize = 192;
 /// The time, in seconds, below which a launch that starts early gains by it in any case.
 const SHORT: f64 = 3e-4;
-/// Threads of the packs, and blocks of a multiprocessor for the weight's.
+/// Threads of the packs.
 const THREADS: usize = 256;
-const PACK_BLOCKS: usize = 8;
+/// Blocks of a multiprocessor that the weight's pack is cut into at least, as far as pieces of the weight that a block
+/// brings to shared memory are no fewer than these, and no more.
+const PACK_BLOCKS: usize = 2;
+const PACK_PIECES: [usize; 2] = [256, 2304];
+/// Channels of a block where a kernel has more pieces: what they write together is whole sectors.
+const PACK_CHANNELS: usize = 4;
+
+/// What blocks of the weight's pack take: the kernel's arguments of these names.
+struct WeightCut {
+    run: usize,
+    runs: usize,
+    lines: usize,
+    line_runs: usize,
+    pitch: usize,
+    each: usize,
+}
 
 impl Halo<'_> {
     /// What is launched.
@@ -113,10 +128,12 @@ impl Halo<'_> {
         let pointer = |at| Argument::Pointer(Buffer::Workspace, at);
         let mut arguments = vec![Argument::Pointer(Buffer::Weight, 0), pointer(at)];
         arguments.push(pointer(if split { scale } else { control }));
+        let cut = self.weight_cut(context);
+        push(&mut arguments, [cut.run, cut.lines, cut.line_runs, cut.pitch, cut.each])?;
         let (cin, cout, groups) = (conv.in_channels(), conv.out_channels(), conv.groups());
         let width = &self.axes[2];
-        push(&mut arguments, [items, self.chunk_panels, self.chunks, n, self.blocks])?;
-        push(&mut arguments, [self.slice_out, self.slice_in, cin / groups, cout / groups, cin, cout])?;
+        push(&mut arguments, [self.chunk_panels, self.chunks, n, self.blocks])?;
+        push(&mut arguments, [self.slice_out, self.slice_in, cin / groups, cout / groups])?;
         push(&mut arguments, [self.outputs(), first, self.block, self.channel_panels])?;
         push(&mut arguments, [width.first, width.axis.stride, width.axis.dilation])?;
         push(&mut arguments, [d_kernel, h_kernel, w_kernel])?;
@@ -124,9 +141,39 @@ impl Halo<'_> {
         push(&mut arguments, [self.w_steps, self.w_step, self.fold.map_or(1, |fold| fold.taps)])?;
         let params = [("KIND", kind(self.operand))];
         let variant = *context.kernel("halo_pack_weight", &self.operand.types(context), &params)?;
-        let blocks = items.div_ceil(THREADS).min(PACK_BLOCKS * context.device.multiprocessors);
-        steps.push(Step::launch(variant, [blocks as u32, 1, 1], arguments));
+        let grid = [cut.runs * cut.line_runs, self.panels(), self.slices].map(|blocks| blocks as u32);
+        let shared = (cut.run * cut.pitch * 16 * self.operand.parts()) as u32;
+        steps.push(Step::Launch { variant, grid, shared, arguments, overlap: false });
         Ok((at, scale))
+    }
+
+    /// How the weight's pack is cut into blocks.
+    fn weight_cut(&self, context: Context<'_>) -> WeightCut {
+        let request = context.request;
+        let [d_kernel, h_kernel, w_kernel] = request.geometry.conv().kernel_size();
+        let columns = self.blocks * size(self.kernel, "BN");
+        let first = request.output_format == MemoryFormat::Contiguous;
+        let (channels, each) = match self.fold {
+            Some(fold) => (self.blocks * fold.channels, fold.taps),
+            None if first => (columns.div_ceil(self.outputs()), self.outputs()),
+            None => (self.slice_out, columns.div_ceil(self.slice_out)),
+        };
+        let (kernel_lines, panels) = (d_kernel * h_kernel, self.slices * self.panels());
+        let pieces = panels * channels * kernel_lines * w_kernel;
+        let [least, most] = PACK_PIECES;
+        let pieces = (pieces / (PACK_BLOCKS * context.device.multiprocessors))
+            .clamp(least, most / self.operand.parts());
+        // Neighbouring threads read pieces of neighbouring banks: those of a channel's columns, then the next channel's.
+        let apart = if first && self.fold.is_none() { each % 8 } else { 1 };
+        let pitch = |lines: usize| lines * w_kernel + (apart + 8 - lines * w_kernel % 8) % 8;
+        // Whole kernels of pairs of channels, unless these are large.
+        let few = (pieces / pitch(1)).clamp(1, PACK_CHANNELS);
+        let run = (pieces / pitch(kernel_lines) / 2 * 2).max(few).min(channels);
+        let run = channels.div_ceil(channels.div_ceil(run)).next_multiple_of(2).min(run);
+        let lines = (1..=kernel_lines).rev().find(|&lines| run * pitch(lines) <= pieces).unwrap_or(1);
+        let pitch = pitch(lines);
+        let [runs, line_runs] = [channels.div_ceil(run), kernel_lines.div_ceil(lines)];
+        WeightCut { run, runs, lines, line_runs, pitch, each }
     }
 
     fn pack_input(

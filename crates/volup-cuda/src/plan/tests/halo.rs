@@ -47,9 +47,9 @@ pub fn extents(call: &Call<'_>) -> Vec<(&'static str, i64)> {
             vec![("out", pieces * elements(call.pointer("out")))]
         }
         "halo_pack_weight" => {
-            let pieces = parts(call) * call.int("items");
-            let columns =
-                call.int("items") / product(&["d_kernel", "h_kernel", "w_steps", "chunks", "chunk_panels"]);
+            let columns = call.grid[2] * product(&["blocks", "columns"]);
+            let panels = product(&["d_kernel", "h_kernel", "w_steps", "chunks", "chunk_panels"]);
+            let pieces = parts(call) * columns * panels;
             vec![("out", pieces * elements(call.pointer("out"))), ("scale_w", columns / call.int("taps"))]
         }
         _ => {
@@ -135,24 +135,34 @@ fn pack_input(call: &Call<'_>, machine: &mut Machine) {
 
 /// Tiles of `chunk_panels` panels of `columns` rows in the order [slice][column block][td][chunk][th][step].
 fn pack_weight(call: &Call<'_>, machine: &mut Machine) {
-    let [items, chunk_panels, chunks, columns, blocks] =
-        call.ints(["items", "chunk_panels", "chunks", "columns", "blocks"]);
+    let [chunk_panels, chunks, columns, blocks] = call.ints(["chunk_panels", "chunks", "columns", "blocks"]);
     let [channels, slice_in, in_per_group, out_per_group] =
         call.ints(["channels", "slice_in", "in_per_group", "out_per_group"]);
-    let [in_channels, out_channels, outputs, first] =
-        call.ints(["in_channels", "out_channels", "outputs", "channels_first"]);
+    let [outputs, first] = call.ints(["outputs", "channels_first"]);
     let [block, channel_panels, w_first, w_stride, w_dilation] =
         call.ints(["block", "channel_panels", "w_first", "w_stride", "w_dilation"]);
     let [d_kernel, h_kernel, w_kernel] = call.ints(["d_kernel", "h_kernel", "w_kernel"]);
     let [w_low, w_steps, w_step, taps] = call.ints(["w_low", "w_steps", "w_step", "taps"]);
     let (w, out) = (call.pointer("w"), call.pointer("out"));
     let (e, split) = (elements(out), call.size("KIND") == 2);
-    let slices = in_channels / slice_in;
-    let tiles = slices * blocks * d_kernel * chunks * h_kernel * w_steps;
-    assert_eq!(items, tiles * chunk_panels * columns);
-    assert!(call.grid[0] > 0 && call.grid[1..] == [1, 1]);
-    assert!(outputs == block * w_stride && slices * channels == out_channels && columns % taps == 0);
+    let tiles = call.grid[2] * blocks * d_kernel * chunks * h_kernel * w_steps;
+    assert!(outputs == block * w_stride && columns % taps == 0);
+    assert!(block * channel_panels <= chunks * chunk_panels && slice_in <= channel_panels * e);
+    assert!(channels % out_per_group == 0 && channels / out_per_group * in_per_group == slice_in);
     let of_tap = columns / taps;
+    // A block's share: every column is in one.
+    let [run, lines, line_runs, pitch, each] = call.ints(["run", "lines", "line_runs", "pitch", "each"]);
+    let all = blocks * columns;
+    let held = match (taps, first) {
+        (1, 1) => [(all + outputs - 1) / outputs, outputs],
+        (1, _) => [channels, (all + channels - 1) / channels],
+        _ => [blocks * of_tap, taps],
+    };
+    assert!(run > 0 && lines > 0 && each == held[1]);
+    assert_eq!(line_runs, (d_kernel * h_kernel + lines - 1) / lines);
+    assert_eq!(call.grid[..2], [(held[0] + run - 1) / run * line_runs, chunks * chunk_panels]);
+    assert!(pitch >= lines * w_kernel);
+    assert_eq!(call.shared, run * pitch * 16 * parts(call));
     let mut most = 0.0;
     for tile in 0..tiles {
         let (rest, step) = (tile / w_steps, tile % w_steps);

@@ -105,7 +105,7 @@ fn a_wrong_argument_shows() {
     let wrong = [
         (
             "halo_pack_weight",
-            "items chunk_panels chunks columns blocks channels slice_in d_kernel h_kernel w_kernel",
+            "run each chunk_panels chunks columns blocks channels slice_in d_kernel h_kernel w_kernel",
         ),
         ("halo_pack_weight", "taps w_steps"),
         ("halo_gemm", "a_rows lead pd ph pw outputs w_shift w_out w_low channels advance w_dilation w_reach"),

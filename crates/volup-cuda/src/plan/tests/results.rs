@@ -406,7 +406,8 @@ fn a_wrong_argument_shows() {
     let wrong_of_halo = [
         ("halo_pack_input", "lead pd ph pw block n depth height width slices slice_in panels channel_panels"),
         ("halo_pack_input", "a_rows x_n x_c x_d x_h x_w lanes"),
-        ("halo_pack_weight", "items chunk_panels chunks columns blocks channels slice_in outputs block"),
+        ("halo_pack_weight", "run line_runs each"),
+        ("halo_pack_weight", "chunk_panels chunks columns blocks channels slice_in outputs block"),
         ("halo_pack_weight", "w_first w_stride w_dilation d_kernel h_kernel w_kernel"),
         ("halo_pack_weight", "w_low w_steps w_step"),
         ("halo_gemm", "a_rows lead pd ph pw d_inverse d_first d_shift d_out"),
