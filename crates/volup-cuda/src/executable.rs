@@ -23,6 +23,8 @@ pub enum Algorithm {
     BoxGemm,
     /// One matrix product whose results are dealt out among the residues, from operands as they lie.
     ShuffleGemm,
+    /// The same of many channels, which pass through shared memory.
+    ShuffleRing,
     /// The same on Hopper's own matrix instructions.
     ShuffleWgmma,
     /// Few channels: a matrix product of exactly the taps that a residue has.
@@ -31,13 +33,14 @@ pub enum Algorithm {
 
 impl Algorithm {
     /// All families.
-    pub const ALL: [Algorithm; 8] = [
+    pub const ALL: [Algorithm; 9] = [
         Algorithm::Direct,
         Algorithm::LinearGemm,
         Algorithm::Interleave,
         Algorithm::HaloGemm,
         Algorithm::BoxGemm,
         Algorithm::ShuffleGemm,
+        Algorithm::ShuffleRing,
         Algorithm::ShuffleWgmma,
         Algorithm::ImplicitGemm,
     ];
@@ -52,6 +55,7 @@ impl fmt::Display for Algorithm {
             Algorithm::HaloGemm => "halo_gemm",
             Algorithm::BoxGemm => "box_gemm",
             Algorithm::ShuffleGemm => "shuffle_gemm",
+            Algorithm::ShuffleRing => "shuffle_ring",
             Algorithm::ShuffleWgmma => "shuffle_wgmma",
             Algorithm::ImplicitGemm => "implicit_gemm",
         })
@@ -67,7 +71,7 @@ impl FromStr for Algorithm {
             param: "algorithm",
             got: name.into(),
             expected: "direct, linear_gemm, interleave, halo_gemm, box_gemm, shuffle_gemm, \
-                       shuffle_wgmma, implicit_gemm",
+                       shuffle_ring, shuffle_wgmma, implicit_gemm",
         })
     }
 }

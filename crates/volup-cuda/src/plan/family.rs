@@ -3,7 +3,7 @@
 use super::norm::Way;
 use super::{
     Algorithm, Context, Step, Workspace, after, box_gemm, direct, halo_gemm, implicit_gemm, interleave,
-    linear_gemm, shuffle_gemm, shuffle_wgmma,
+    linear_gemm, shuffle_gemm, shuffle_ring, shuffle_wgmma,
 };
 use std::fmt;
 use volup::Result;
@@ -15,6 +15,7 @@ pub(super) enum Family<'a> {
     Halo(Box<halo_gemm::Halo<'a>>),
     Box(box_gemm::BoxGemm<'a>),
     Shuffle(shuffle_gemm::ShuffleGemm<'a>),
+    Ring(shuffle_ring::ShuffleRing<'a>),
     Wgmma(shuffle_wgmma::ShuffleWgmma<'a>),
     Implicit(implicit_gemm::ImplicitGemm<'a>),
 }
@@ -27,6 +28,7 @@ impl<'a> Family<'a> {
             Family::Halo(_) => Algorithm::HaloGemm,
             Family::Box(_) => Algorithm::BoxGemm,
             Family::Shuffle(_) => Algorithm::ShuffleGemm,
+            Family::Ring(_) => Algorithm::ShuffleRing,
             Family::Wgmma(_) => Algorithm::ShuffleWgmma,
             Family::Implicit(_) => Algorithm::ImplicitGemm,
         }
@@ -50,6 +52,7 @@ impl<'a> Family<'a> {
             Family::Halo(halo) => halo.seconds,
             Family::Box(boxes) => boxes.seconds,
             Family::Shuffle(shuffle) => shuffle.seconds,
+            Family::Ring(ring) => ring.seconds,
             Family::Wgmma(wgmma) => wgmma.seconds,
             Family::Implicit(implicit) => implicit.seconds,
         };
@@ -67,6 +70,7 @@ impl<'a> Family<'a> {
         all.extend(interleave::Interleave::new(context).map(Family::Interleave));
         all.extend(box_gemm::BoxGemm::all(context).into_iter().map(Family::Box));
         all.extend(shuffle_gemm::ShuffleGemm::all(context).into_iter().map(Family::Shuffle));
+        all.extend(shuffle_ring::ShuffleRing::all(context).into_iter().map(Family::Ring));
         all.extend(shuffle_wgmma::ShuffleWgmma::all(context).into_iter().map(Family::Wgmma));
         all.extend(implicit_gemm::ImplicitGemm::all(context).into_iter().map(Family::Implicit));
         if all.is_empty() && context.classes.is_some() {
@@ -122,6 +126,7 @@ impl<'a> Family<'a> {
             Family::Halo(halo) => halo.steps(context, workspace, steps),
             Family::Box(boxes) => boxes.steps(context, workspace, steps),
             Family::Shuffle(shuffle) => shuffle.steps(context, workspace, steps),
+            Family::Ring(ring) => ring.steps(context, steps),
             Family::Wgmma(wgmma) => wgmma.steps(context, workspace, steps),
             Family::Implicit(implicit) => implicit.steps(context, workspace, steps),
         }
@@ -136,6 +141,7 @@ impl fmt::Display for Family<'_> {
             Family::Halo(halo) => halo.fmt(f),
             Family::Box(boxes) => boxes.fmt(f),
             Family::Shuffle(shuffle) => shuffle.fmt(f),
+            Family::Ring(ring) => ring.fmt(f),
             Family::Wgmma(wgmma) => wgmma.fmt(f),
             Family::Implicit(implicit) => implicit.fmt(f),
         }

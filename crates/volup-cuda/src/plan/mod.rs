@@ -19,6 +19,7 @@ mod phases;
 mod rows;
 mod shuffle_gemm;
 mod shuffle_gradient;
+mod shuffle_ring;
 mod shuffle_wgmma;
 #[cfg(test)]
 mod tests;

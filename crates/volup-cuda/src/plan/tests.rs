@@ -169,7 +169,7 @@ fn fits(call: &Call<'_>, plan: &Plan, what: &str) {
     if call.kernel() == "box_gemm" {
         boxes::check(call);
     }
-    if ["shuffle_gemm", "shuffle_wgmma"].contains(&call.kernel()) {
+    if ["shuffle_gemm", "shuffle_ring", "shuffle_wgmma"].contains(&call.kernel()) {
         shuffle::check(call);
     }
     if call.kernel() == "implicit_gemm" {
@@ -339,8 +339,13 @@ fn plans_make_do_with_one_kernel_of_a_kind() {
                 }
                 let whole = Plan::new(&request, &device, &all).unwrap();
                 // Shared memory holds some row blocks of other tiles alone; there are other families.
-                let kept = [Algorithm::BoxGemm, Algorithm::ShuffleGemm, Algorithm::ShuffleWgmma]
-                    .contains(&whole.algorithm);
+                let kept = [
+                    Algorithm::BoxGemm,
+                    Algorithm::ShuffleGemm,
+                    Algorithm::ShuffleRing,
+                    Algorithm::ShuffleWgmma,
+                ]
+                .contains(&whole.algorithm);
                 assert!(kept || plan.algorithm == whole.algorithm, "{plan}, {whole}");
             }
         }

@@ -1,4 +1,4 @@
-//! What `shuffle_gemm` and `shuffle_wgmma` do, given their arguments.
+//! What `shuffle_gemm`, `shuffle_ring` and `shuffle_wgmma` do, given their arguments.
 
 use super::contracts::{activate, activation, biased};
 use super::machine::{Call, Machine};
@@ -15,6 +15,8 @@ const UNIT: i64 = 16;
 /// Warpgroups of a block of `shuffle_wgmma`, and rows of one.
 const GROUPS: i64 = 4;
 const ROWS: i64 = 64;
+/// Warps of a block of `shuffle_ring` that copy.
+const COPIERS: i64 = 8;
 /// Past what 32 bits count.
 const OVERFLOW: i64 = 1 << 31;
 
@@ -51,9 +53,9 @@ struct Layout {
 
 impl Layout {
     fn new(call: &Call<'_>) -> Layout {
-        let wgmma = is_wgmma(call);
+        let (wgmma, gemm) = (is_wgmma(call), is_gemm(call));
         let [d_stride, h_stride] = call.ints(["d_stride", "h_stride"]);
-        let strides = [d_stride, h_stride, if wgmma { 2 } else { call.int("w_stride") }];
+        let strides = [d_stride, h_stride, if gemm { call.int("w_stride") } else { 2 }];
         let size = call.pointer("x").width as i64;
         let row_blocks = call.int("row_blocks");
         assert!(row_blocks > 0 && call.grid[0] % row_blocks == 0, "{:?}, {row_blocks}", call.grid);
@@ -64,7 +66,7 @@ impl Layout {
             (call.size("WARP_ROWS") * call.size("ROW_WARPS"), call.size("WARP_POS"), call.size("POS_WARPS"))
         };
         Layout {
-            last: !wgmma && call.size("LAST") == 1,
+            last: gemm && call.size("LAST") == 1,
             size,
             vector: 16 / size,
             parts: if call.size("KIND") == 3 { 2 } else { 1 },
@@ -75,9 +77,9 @@ impl Layout {
             together: if wgmma { 2 } else { 1 },
             taps: strides.iter().product(),
             strides,
-            in_channels: call.int("in_channels"),
+            in_channels: if is_ring(call) { CHUNK * call.int("chunks") } else { call.int("in_channels") },
             out_channels: call.int("out_channels"),
-            channels: if wgmma { 0 } else { call.int("channels") },
+            channels: if gemm { call.int("channels") } else { 0 },
             volume: call.int("volume"),
             row_blocks,
             pos_blocks: call.int("pos_blocks"),
@@ -135,9 +137,23 @@ fn is_wgmma(call: &Call<'_>) -> bool {
     call.kernel() == "shuffle_wgmma"
 }
 
+/// Whether it is the kernel of many channels.
+fn is_ring(call: &Call<'_>) -> bool {
+    call.kernel() == "shuffle_ring"
+}
+
+/// Whether it is the kernel of all layouts and strides.
+fn is_gemm(call: &Call<'_>) -> bool {
+    call.kernel() == "shuffle_gemm"
+}
+
 /// What a launch does with what it computes.
 fn mode(call: &Call<'_>) -> i64 {
-    if is_wgmma(call) { call.size("MODE") } else { call.int("mode") }
+    match call.kernel() {
+        "shuffle_wgmma" => call.size("MODE"),
+        "shuffle_ring" => 0,
+        _ => call.int("mode"),
+    }
 }
 
 /// Whether it writes statistics.
@@ -167,7 +183,7 @@ pub fn check(call: &Call<'_>) {
     let [chunks, row_blocks, pos_blocks] = call.ints(["chunks", "row_blocks", "pos_blocks"]);
     assert!(call.grid[0] > 0 && call.grid[1..] == [1, 1], "{what}");
     for (name, most) in [("whole", 1), ("has_bias", 1), ("activation", 2), ("post_activation", 2)] {
-        assert!((0..=most).contains(&call.int(name)), "{name} of {what}");
+        assert!(!call.has(name) || (0..=most).contains(&call.int(name)), "{name} of {what}");
     }
     assert!((0..=3).contains(&mode(call)), "mode {} of {what}", mode(call));
 
@@ -184,13 +200,13 @@ pub fn check(call: &Call<'_>) {
     assert!(layout.items > 0 && layout.items % pos_blocks == 0, "{} of {pos_blocks}: {what}", layout.items);
     let [plane, width] = call.ints(["plane", "width"]);
     assert!(layout.volume % plane == 0 && plane % width == 0, "{what}");
-    let [norm_groups, group_channels] = call.ints(["norm_groups", "group_channels"]);
-    assert_eq!(norm_groups * group_channels, layout.out_channels, "{what}");
+    let norm_groups = if is_ring(call) { 0 } else { call.int("norm_groups") };
+    assert!(is_ring(call) || norm_groups * call.int("group_channels") == layout.out_channels, "{what}");
 
-    if is_wgmma(call) {
-        check_wgmma(call, &layout)
-    } else {
-        check_gemm(call, &layout)
+    match call.kernel() {
+        "shuffle_wgmma" => check_wgmma(call, &layout),
+        "shuffle_ring" => check_ring(call, &layout),
+        _ => check_gemm(call, &layout),
     }
     let own = i64::from(call.variant.shared_bytes);
     assert!(call.shared + own <= MOST_SHARED, "{} bytes of {what}", call.shared);
@@ -199,7 +215,7 @@ pub fn check(call: &Call<'_>) {
     // What is counted in 32 bits: elements of a sample, of x, of y and of a line of the weight, with a block past
     // the end; blocks of positions, and stages of a block; partial statistics.
     let [y_c, y_d, y_h] = call.ints(["y_c", "y_d", "y_h"]);
-    let y_w = if is_wgmma(call) { 1 } else { call.int("y_w") };
+    let y_w = if is_gemm(call) { call.int("y_w") } else { 1 };
     let [d_stride, h_stride, w_stride] = layout.strides;
     let (depth, height) = (layout.volume / plane, plane / width);
     let farthest = (layout.out_channels - 1) * y_c
@@ -263,6 +279,21 @@ fn check_gemm(call: &Call<'_>, layout: &Layout) {
     assert!(any || divides(w_unit, layout.all_rows()), "{w_unit} bytes of w: {what}");
 }
 
+/// What `shuffle_ring` is.
+fn check_ring(call: &Call<'_>, layout: &Layout) {
+    let what = call.variant.name;
+    let warps = call.size("ROW_WARPS") * layout.places;
+    assert_eq!(i64::from(call.variant.threads), 32 * (warps + COPIERS), "{what}");
+    let [chunks, stages, kept, width, x_n] = call.ints(["chunks", "stages", "kept", "width", "x_n"]);
+    assert!(stages > 0 && [0, 1].contains(&kept), "{stages} stages of {what}");
+    let w_stages = if kept == 1 { chunks } else { stages };
+    let lines = stages * (layout.positions + 4) + w_stages * (layout.rows + 4);
+    let barriers = (16 * stages + 127) / 128 * 128;
+    assert_eq!(call.shared, barriers + 4 * CHUNK * lines + 8 * layout.rows, "{what}");
+    assert!([layout.volume, x_n, layout.all_rows()].iter().all(|run| run % 4 == 0), "copies of {what}");
+    assert!(call.int("whole") == 0 || width % 2 == 0, "{what}");
+}
+
 /// What `shuffle_wgmma` is.
 fn check_wgmma(call: &Call<'_>, layout: &Layout) {
     let what = call.variant.name;
@@ -294,7 +325,7 @@ pub fn features(call: &Call<'_>) -> Vec<&'static str> {
     let layout = Layout::new(call);
     let [whole, chunks] = call.ints(["whole", "chunks"]);
     let (mode, wgmma) = (mode(call), is_wgmma(call));
-    let x_unit = if wgmma { 16 } else { call.int("x_unit") };
+    let x_unit = if is_gemm(call) { call.int("x_unit") } else { 16 };
     let rows = if layout.last { layout.channels } else { layout.rows };
     let all = if layout.last { layout.out_channels } else { layout.all_rows() };
     let found = [
@@ -305,6 +336,7 @@ pub fn features(call: &Call<'_>) -> Vec<&'static str> {
         ("copies of 4 bytes", x_unit == 4),
         ("copies of 8 bytes", x_unit == 8),
         ("copies of 16 bytes", x_unit == 16),
+        ("many channels", is_ring(call)),
         ("neighbours apart", whole == 0),
         ("neighbours together", whole == 1),
         ("normalized", mode == 2),
@@ -315,6 +347,7 @@ pub fn features(call: &Call<'_>) -> Vec<&'static str> {
         ("statistics of what is written", mode == 3),
         ("teams", wgmma && call.int("row_groups") < GROUPS),
         ("warpgroups", wgmma),
+        ("weights kept", is_ring(call) && call.int("kept") == 1),
         ("weights one by one", layout.last && call.int("w_unit") != 16),
     ];
     found.into_iter().filter(|(_, is)| *is).map(|(what, _)| what).collect()
@@ -371,7 +404,7 @@ fn fetch(call: &Call<'_>, machine: &Machine, layout: &Layout, item: i64) -> (Vec
 }
 
 /// The sums of a row for a block of positions: from operands in their parts, or by the definition.
-fn sums(layout: &Layout, weights: &[f64], kept: &[Vec<f64>], by_definition: bool) -> Vec<f64> {
+fn sums_of(layout: &Layout, weights: &[f64], kept: &[Vec<f64>], by_definition: bool) -> Vec<f64> {
     let mut sums = vec![0.0; kept[0].len()];
     for (&w, x) in weights.iter().zip(kept) {
         if by_definition {
@@ -407,7 +440,11 @@ pub fn run(call: &Call<'_>, machine: &mut Machine) {
                     .map(|row| {
                         let (row, weights_of_row) = row.as_ref()?;
                         let bias = biased(call, machine, bias, row / layout.taps);
-                        let sums = sums(&layout, weights_of_row, &kept, weights.bad || bad);
+                        let mut sums =
+                            sums_of(&layout, weights_of_row, &kept, !is_ring(call) && (weights.bad || bad));
+                        if is_ring(call) && sums.iter().any(|sum| !sum.is_finite()) {
+                            sums = sums_of(&layout, weights_of_row, &kept, true);
+                        }
                         let activated = |sum| activate(call, sum + bias, ["activation", "slope"]);
                         Some(sums.into_iter().map(activated).collect())
                     })
@@ -452,7 +489,7 @@ fn write(
     outputs: &[Option<Vec<f64>>],
 ) {
     let [y_n, y_c, y_d, y_h] = call.ints(["y_n", "y_c", "y_d", "y_h"]);
-    let y_w = if is_wgmma(call) { 1 } else { call.int("y_w") };
+    let y_w = if is_gemm(call) { call.int("y_w") } else { 1 };
     let [plane, width, whole] = call.ints(["plane", "width", "whole"]);
     let y = call.pointer("y");
     let [sample, first] = layout.first(item);

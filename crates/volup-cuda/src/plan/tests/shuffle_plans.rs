@@ -10,7 +10,7 @@ use volup::testing::{Case, cases};
 use volup::{Activation, DType, MemoryFormat, Precision};
 
 /// What the table has not, and why.
-const ROWS: [(&str, &str); 16] = [
+const ROWS: [(&str, &str); 19] = [
     (
         "n 3, 4x6x10, 40>20, k 2, s 2, bias, relu, gn 5, leaky_relu(0.1)",
         "blocks that take many, all that follows",
@@ -32,6 +32,12 @@ const ROWS: [(&str, &str); 16] = [
         "n 2, 6x6x8, 35>6, k 1x2x2, s 1x2x2, bias, leaky_relu(0.2), gn 2 plain, relu",
         "two chunks, several items of a sample",
     ),
+    (
+        "n 3, 6x5x6, 64>20, k 2, s 2, bias, leaky_relu(0.3)",
+        "stages of whole chunks, blocks that take several",
+    ),
+    ("n 2, 4x4x5, 32>10, k 3x1x2, s 3x1x2, bias, gn 5", "the same with odd lines, few channels of y"),
+    ("n 1, 2x3x4, 96>12, k 2, s 2, relu", "the same, one block of positions"),
     ("n 2, 2x3x4, 9>16, k 2, s 2, tanh, gn 2, relu", "a curved activation is not for this family"),
 ];
 
@@ -67,9 +73,9 @@ fn applies(request: &Request) -> bool {
 }
 
 /// The families of kernels that are their stride.
-const FAMILIES: [Algorithm; 2] = [Algorithm::ShuffleGemm, Algorithm::ShuffleWgmma];
+const FAMILIES: [Algorithm; 3] = [Algorithm::ShuffleGemm, Algorithm::ShuffleRing, Algorithm::ShuffleWgmma];
 
-/// The plans of both for an example.
+/// The plans of all of them for an example.
 fn plans_of(
     example: &Example,
     precision: Precision,
@@ -78,19 +84,19 @@ fn plans_of(
     variants: &[&Variant],
 ) -> (Request, Vec<Plan>) {
     let request = example.request(Algorithm::ShuffleGemm, precision, [format; 2]);
-    let mut plans = both(&request, device, variants);
+    let mut plans = of_all(&request, device, variants);
     plans.retain(|plan| FAMILIES.contains(&plan.algorithm));
     (request, plans)
 }
 
-/// The plans for a request that asks for one of both.
-fn both(request: &Request, device: &DeviceInfo, variants: &[&Variant]) -> Vec<Plan> {
+/// The plans for a request that asks for one of them.
+fn of_all(request: &Request, device: &DeviceInfo, variants: &[&Variant]) -> Vec<Plan> {
     let of = |algorithm| Request { algorithm: Some(algorithm), ..*request };
     let plans = |algorithm| Plan::candidates(&of(algorithm), device, variants, usize::MAX).unwrap();
     FAMILIES.into_iter().flat_map(plans).collect()
 }
 
-/// Runs all plans of both for all cases, with all kernels that are chosen, and says what they are like.
+/// Runs all plans of all families for all cases, with all kernels that are chosen, and says what they are like.
 fn check(
     device: &DeviceInfo,
     choice: Option<Choice>,
@@ -141,6 +147,7 @@ fn shuffle_gemm_computes_the_definition() {
         "copies of 16 bytes",
         "copies of 4 bytes",
         "copies of 8 bytes",
+        "many channels",
         "neighbours apart",
         "neighbours together",
         "normalized",
@@ -150,6 +157,7 @@ fn shuffle_gemm_computes_the_definition() {
         "statistics",
         "teams",
         "warpgroups",
+        "weights kept",
         "weights one by one",
     ];
     assert_eq!(found.into_iter().collect::<Vec<_>>(), expected);
@@ -162,7 +170,8 @@ fn shuffle_gemm_computes_the_definition() {
 fn shuffle_gemm_computes_the_definition_with_a_single_kernel() {
     fn is(kernel: &Variant, sizes: [i64; 3]) -> bool {
         let of = ["WARP_ROWS", "ROW_WARPS", "POS_WARPS"].map(|name| kernel.param(name));
-        kernel.entry != "shuffle_wgmma" && (kernel.entry != "shuffle_gemm" || of == sizes.map(Some))
+        !["shuffle_ring", "shuffle_wgmma"].contains(&kernel.entry)
+            && (kernel.entry != "shuffle_gemm" || of == sizes.map(Some))
     }
     let [long, few] = [132, 2].map(with_multiprocessors);
     // Plans at least, and whether there are such as compute everything twice.
@@ -197,7 +206,7 @@ fn shuffle_gemm_leaves_what_it_cannot_compute_to_the_definition() {
         ("a tiny weight", |_, w| w[7] = 1e-37),
         ("nothing but zeros", |x, _| x.fill(0.0)),
     ];
-    let lines = [ROWS[0].0, ROWS[4].0, "n 2, 4x3x6, 36>24, k 2, s 2, bias, relu"];
+    let lines = [ROWS[0].0, ROWS[4].0, ROWS[17].0, "n 2, 4x3x6, 36>24, k 2, s 2, bias, relu"];
     let device = with_multiprocessors(2);
     let some: Choice = |kernel| kernel.entry != "shuffle_gemm" || kernel.param("ROW_WARPS") == Some(4);
     let variants = kernels(&device, Some(some));
@@ -344,7 +353,7 @@ fn nothing_of_the_size_of_the_output_is_allocated_for_statistics() {
             FORMATS.into_iter().flat_map(|format| [(format, DType::F32), (format, DType::F16)])
         {
             let request = Request { dtype, ..request(line, format) };
-            let plans = both(&request, &hopper, &variants);
+            let plans = of_all(&request, &hopper, &variants);
             let twice = plans.iter().filter(|plan| plan.to_string().contains("recomputed"));
             let output = request.geometry.output_shape().iter().product::<usize>() * dtype.size();
             for plan in twice {
@@ -373,9 +382,9 @@ fn a_wrong_argument_shows() {
     let example = Example::new(&case, DType::F32, |_, _| {});
     for (format, wrong) in FORMATS.into_iter().zip([&of_first[..], &of_last]) {
         let request = example.request(Algorithm::ShuffleGemm, Precision::Ieee, [format; 2]);
-        let plans = both(&request, &device, &variants);
+        let plans = of_all(&request, &device, &variants);
         for twice in [false, true] {
-            let [of_gemm, of_wgmma_or_none] = FAMILIES.map(|algorithm| {
+            let [of_gemm, _, of_wgmma_or_none] = FAMILIES.map(|algorithm| {
                 let is_it = |plan: &&Plan| {
                     plan.algorithm == algorithm && plan.to_string().contains("recomputed") == twice
                 };
@@ -395,6 +404,16 @@ fn a_wrong_argument_shows() {
             assert!(unnoticed.is_empty(), "{unnoticed:?} may be wrong: {plan}");
         }
     }
+    // Of many channels weights pass through the ring or stay.
+    let case = Case::parse("wrong", ROWS[15].0, ROWS[15].1).unwrap();
+    let example = Example::new(&case, DType::F32, |_, _| {});
+    let of_ring = "out_channels volume plane width d_stride h_stride x_n y_n y_c y_d y_h chunks pos_blocks items row_blocks \
+                   stages kept whole has_bias activation";
+    let request = example.request(Algorithm::ShuffleRing, Precision::Tf32, [FORMATS[0]; 2]);
+    let plan = Plan::new(&request, &device, &variants).unwrap();
+    assert_eq!(plan.algorithm, Algorithm::ShuffleRing);
+    let unnoticed = unnoticed_of(&example, &request, &plan, &[("shuffle_ring", of_ring)]);
+    assert!(unnoticed.is_empty(), "{unnoticed:?} may be wrong: {plan}");
     // Where lines are odd, and channels no multiple of four, neighbours do not lie side by side.
     let case = Case::parse("wrong", ROWS[4].0, ROWS[4].1).unwrap();
     let example = Example::new(&case, DType::F32, |_, _| {});

@@ -250,9 +250,10 @@ pub struct Turn {
 impl Turn {
     pub fn new(turn: usize) -> Turn {
         let formats = [turn % 2, turn / 2 % 2].map(|format| FORMATS[format]);
-        // All but the one that is for strides alone, which the input's gradient has none of; then the plan's choice.
-        let mut families = Algorithm::ALL.into_iter().filter(|&one| one != Algorithm::ShuffleWgmma);
-        let algorithm = families.nth(turn / 4 % Algorithm::ALL.len());
+        // All but those that are for strides alone, which the input's gradient has none of; then the plan's choice.
+        let for_strides = [Algorithm::ShuffleRing, Algorithm::ShuffleWgmma];
+        let mut families = Algorithm::ALL.into_iter().filter(|one| !for_strides.contains(one));
+        let algorithm = families.nth(turn / 4 % (Algorithm::ALL.len() - 1));
         Turn { formats, tile: turn % (TILES + LINES + 3), algorithm }
     }
 }

@@ -1,0 +1,143 @@
+//! Planning `shuffle_ring`: kernels that are their stride, of many channels in tf32. The kernel's file says what the numbers
+//! mean.
+
+use super::pack::Operand;
+use super::shuffle_gemm::{CACHE, CLOCK, MEMORY, MOST, SEEN, START, applies, run, unit};
+use super::{
+    Argument, Buffer, Context, RESERVED, SHARED, Step, activation_code, epilogue, push, size, strides,
+};
+use crate::Variant;
+use std::fmt;
+use volup::{MemoryFormat, Result};
+
+/// Channels of a stage; elements that stand between its lines.
+const CHUNK: usize = 32;
+const PAD: usize = 4;
+/// The most stages, and the fewest beside weights that stay.
+const STAGES: usize = 16;
+const FEWEST: usize = 4;
+
+/// Clocks of a block for a stage and for what it writes, and more for each 64 rows by 64 positions.
+const STAGE: [f64; 2] = [400.0, 245.0];
+const WRITE: [f64; 2] = [850.0, 425.0];
+/// Seconds that blocks have what they start with sooner than those of `shuffle_gemm`.
+const SOONER: f64 = 1.2e-6;
+
+/// A plan of this family.
+#[derive(Clone, Copy)]
+pub(super) struct ShuffleRing<'a> {
+    kernel: &'a Variant,
+    row_blocks: usize,
+    /// Blocks of positions of a sample.
+    pos_blocks: usize,
+    /// Blocks side by side of each row block.
+    groups: usize,
+    chunks: usize,
+    stages: usize,
+    /// Whether weights stay.
+    kept: bool,
+    shared: usize,
+    /// The time that this is expected to take.
+    pub(super) seconds: f64,
+}
+
+impl fmt::Display for ShuffleRing<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [rows, positions] = tile(self.kernel);
+        write!(f, "shuffle_ring tf32 {rows}x{positions}, ")?;
+        write!(f, "{} row blocks, {} groups, {} stages", self.row_blocks, self.groups, self.stages)?;
+        f.write_str(if self.kept { ", weights kept" } else { "" })
+    }
+}
+
+/// Rows and positions of a block.
+fn tile(kernel: &Variant) -> [usize; 2] {
+    [["WARP_ROWS", "ROW_WARPS"], ["WARP_POS", "POS_WARPS"]]
+        .map(|of| of.map(|name| size(kernel, name)).iter().product())
+}
+
+impl<'a> ShuffleRing<'a> {
+    /// Every plan, where `shuffle_gemm` applies, for NCDHW with a stride of 2 along width, whole stages and copies of 16 bytes.
+    pub(super) fn all(context: Context<'a>) -> Vec<ShuffleRing<'a>> {
+        let Some((operand @ Operand::Tf32, _)) = applies(context) else { return Vec::new() };
+        let (geometry, conv) = (&context.request.geometry, context.request.geometry.conv());
+        let last = context.request.output_format == MemoryFormat::ChannelsLast3d;
+        let volume: usize = geometry.input_shape()[2..].iter().product();
+        let rows = conv.out_channels() * conv.stride().iter().product::<usize>();
+        let whole =
+            conv.in_channels().is_multiple_of(CHUNK) && [volume, rows].map(|run| unit(4 * run)) == [16; 2];
+        if last || conv.stride()[2] != 2 || !whole {
+            return Vec::new();
+        }
+        let types = operand.types(context);
+        let kernels = context.kernels("shuffle_ring", &types);
+        kernels.filter_map(|kernel| ShuffleRing::new(context, kernel)).collect()
+    }
+
+    fn new(context: Context<'a>, kernel: &'a Variant) -> Option<ShuffleRing<'a>> {
+        let (geometry, conv) = (&context.request.geometry, context.request.geometry.conv());
+        let rows = conv.out_channels() * conv.stride().iter().product::<usize>();
+        let volume: usize = geometry.input_shape()[2..].iter().product();
+        let [tile_rows, positions] = tile(kernel);
+        let (chunks, row_blocks) = (conv.in_channels() / CHUNK, rows.div_ceil(tile_rows));
+        let pos_blocks = volume.div_ceil(positions);
+        let items = geometry.batch().checked_mul(pos_blocks)?;
+        if items.checked_mul(chunks)? > MOST || row_blocks > MOST / 1024 {
+            return None;
+        }
+        let processors = context.device.multiprocessors;
+        let groups = (processors / row_blocks).clamp(1, items);
+        let turns = items.div_ceil(groups);
+
+        // Weights stay where blocks take several items and enough stages of X fit beside them.
+        let [of_x, of_w] = [positions, tile_rows].map(|length| 4 * CHUNK * (length + PAD));
+        let fixed = (16 * STAGES).next_multiple_of(128) + 8 * tile_rows + kernel.shared_bytes as usize;
+        let room = (SHARED - RESERVED).checked_sub(fixed)?;
+        let beside = room.saturating_sub(chunks * of_w) / of_x;
+        let kept = turns > 1 && beside >= FEWEST;
+        let most = if kept { beside } else { room / (of_x + of_w) };
+        let stages = most.min(STAGES).min(turns * chunks);
+        if stages == 0 {
+            return None;
+        }
+        let w_stages = if kept { chunks } else { stages };
+        let shared = (16 * stages).next_multiple_of(128) + stages * of_x + w_stages * of_w + 8 * tile_rows;
+
+        let count = |shape: [usize; 5]| 4.0 * shape.iter().map(|&size| size as f64).product::<f64>();
+        let (x, y) = (count(geometry.input_shape()), count(geometry.output_shape()));
+        let w = 4.0 * (conv.in_channels() * rows) as f64;
+        let read = x * row_blocks as f64 + w * if kept { groups } else { items } as f64;
+        let moved = ((x + y + w) / MEMORY).max((read + y) / CACHE);
+        let squares = (tile_rows * positions) as f64 / 4096.0;
+        let [stage, write] = [STAGE, WRITE].map(|[all, square]| all + square * squares);
+        let turns = (turns * (row_blocks * groups).div_ceil(processors)) as f64;
+        let compute = turns * (chunks as f64 * stage + write) / CLOCK;
+        let seconds = START - SOONER + moved.max(compute) + SEEN * moved.min(compute);
+        Some(ShuffleRing { kernel, row_blocks, pos_blocks, groups, chunks, stages, kept, shared, seconds })
+    }
+
+    /// What is launched: the convolution.
+    pub(super) fn steps(&self, context: Context<'_>, steps: &mut Vec<Step>) -> Result<()> {
+        let request = context.request;
+        let (geometry, conv) = (&request.geometry, request.geometry.conv());
+        let [batch, _, depth, height, width] = geometry.input_shape();
+        let [d, h, _] = conv.stride();
+        let buffers = [Buffer::Input, Buffer::Weight, Buffer::Bias, Buffer::Output];
+        let mut arguments: Vec<Argument> = buffers.map(|buffer| Argument::Pointer(buffer, 0)).into();
+        push(&mut arguments, [conv.out_channels(), depth * height * width, height * width, width, d, h])?;
+        let [x_n, ..] = strides(geometry.input_shape(), request.input_format);
+        let [y_n, y_c, y_d, y_h, _] = strides(geometry.output_shape(), request.output_format);
+        arguments.extend([x_n, y_n].map(|stride| Argument::I64(stride as i64)));
+        push(&mut arguments, [y_c, y_d, y_h, self.chunks, self.pos_blocks, batch * self.pos_blocks])?;
+        push(&mut arguments, [self.row_blocks, self.stages])?;
+        let (code, slope) = activation_code(epilogue(&request.block)[0]);
+        let whole = run(geometry, false).is_multiple_of(4);
+        let numbers = [i32::from(self.kept), i32::from(whole), i32::from(conv.has_bias()), code];
+        arguments.extend(numbers.map(Argument::from));
+        arguments.push(Argument::F64(slope));
+        let grid = [(self.row_blocks * self.groups) as u32, 1, 1];
+        let (variant, shared) = (*self.kernel, self.shared as u32);
+        steps.push(Step::Launch { variant, grid, shared, arguments, overlap: false });
+        Ok(())
+    }
+}

@@ -1,0 +1,236 @@
+// Shuffle GEMM of many channels in tf32: a transposed convolution whose kernel is its stride, 2 along width, of NCDHW.
+//
+// # What is computed
+//
+// As in `shuffle_gemm`: `Y[row, position] = sum over channels: W[channel][row] * X[channel, position]`, a row is a channel
+// of y and a tap, `row = co*taps + tap`; positions are those of a sample, in order.
+//
+// # How
+//
+// A block has ROWS rows and takes every so-manieth block of POS positions. Both operands pass through a ring of `stages`, 32
+// channels each, which warps of their own fill, a line of a channel at a time, as soon as a stage has been read; nobody else
+// waits for anybody. With `kept` the weights come once and stay. What is read is rounded in registers. Sums go to y from there:
+// a lane has two positions of two rows that differ in their residue along width, hence four neighbours of y.
+//
+// # Numbers
+//
+// Float32 rounded to tf32. An output that is not finite shows that an operand was not, or did not stay so: then the warp's are
+// left to the definition.
+//
+// # What it takes
+//
+// Threads: 32*(ROW_WARPS*POS_WARPS + 8). Grid: any multiple of `row_blocks` along the first axis. Bytes of dynamic shared
+// memory: `16*stages` rounded up to 128, `4*32*(stages*(POS + 4) + w_stages*(ROWS + 4)) + 8*ROWS`; `w_stages`: `chunks` where
+// weights are `kept`, else `stages`. Channels of x are a multiple of 32; positions of a sample, channels of y times taps are
+// multiples of 4. x is dense, y lies as its strides say, 1 along width; x, w and y start at multiples of 16 bytes. `whole`:
+// whether lines of x are a multiple of 2 positions. What is counted in a sample, stages of all items are below 2^31.
+//
+// Parameters, i32 but for pointers, `x_n`, `y_n` (i64) and `slope` (f64): `x`, `w`, `bias`, `y`, `out_channels`, `volume`,
+// `plane`, `width` (positions of a sample, a plane, a line), `d_stride`, `h_stride`, `x_n`, `y_n`, `y_c`, `y_d`, `y_h` (strides
+// in elements), `chunks` (of 32 channels), `pos_blocks` (of a sample), `items` (of all), `row_blocks`, `stages`, `kept`,
+// `whole`, `has_bias`, `activation` (0, none; 1, ReLU; 2, leaky), `slope`.
+
+#include "activation.cuh"
+#include "divisor.cuh"
+#include "hopper.cuh"
+#include "mma.cuh"
+
+#if KIND != 1 || !defined(WARP_ROWS) || !defined(WARP_POS) || !defined(ROW_WARPS) || !defined(POS_WARPS)
+#error "KIND 1; WARP_ROWS and WARP_POS of a warp; ROW_WARPS and POS_WARPS of a block"
+#endif
+
+/// Rows and positions of a block; its warps that multiply, and those that copy: a warp starts its copies one after the other.
+constexpr int ROWS = WARP_ROWS * ROW_WARPS, POS = WARP_POS * POS_WARPS, WARPS = ROW_WARPS * POS_WARPS, COPIERS = 8;
+constexpr int THREADS = 32 * (WARPS + COPIERS);
+/// Channels of a stage, and of a matrix instruction.
+constexpr int KC = 32, STEP = 8;
+/// Elements from a channel's line to the next: what a warp reads at once lies in different banks.
+constexpr int X_PITCH = POS + 4, W_PITCH = ROWS + 4;
+/// Tiles of 16 rows, and pairs of tiles of 8 positions, of a warp.
+constexpr int MT = WARP_ROWS / 16, PAIRS = WARP_POS / 16;
+/// Where no output is.
+constexpr int NOWHERE = -1;
+
+/// What numbers are divided by.
+struct Divisors {
+    Divisor taps, plane, width, pos_blocks, h_stride;
+};
+
+/// A float32 for instructions that cut it off to tf32: rounded to nearest, ties away from zero. A NaN, made positive and quiet
+/// by an addition, would become negative: the maximum keeps it.
+__device__ __forceinline__ unsigned rounded(float x) {
+    asm("add.f32 %0, %0, 0f80000000;" : "+f"(x));
+    return __viaddmax_s32(__float_as_int(x), 0x1000, __float_as_int(x));
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) shuffle_ring(
+    const float *x, const float *w, const float *bias, float *y, int out_channels, int volume, int plane, int width, int d_stride,
+    int h_stride, long long x_n, long long y_n, int y_c, int y_d, int y_h, int chunks, int pos_blocks, int items, int row_blocks,
+    int stages, int kept, int whole, int has_bias, int activation, double slope) {
+    extern __shared__ __align__(128) unsigned char memory[];
+    __shared__ Divisors by;
+    const int taps = d_stride * h_stride * 2, rows = out_channels * taps;
+    const int group = blockIdx.x / row_blocks, row_block = blockIdx.x - group * row_blocks, groups = gridDim.x / row_blocks;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    // Of each stage two barriers: it is there; it has been read.
+    const unsigned barriers = shared(memory);
+    float *const ring = (float *)(memory + (16 * stages + 127) / 128 * 128), *const weights = ring + stages * KC * X_PITCH;
+    // Of each row of the row block where its first output lies in a sample, and its bias.
+    int *const row_at = (int *)(weights + (kept ? chunks : stages) * KC * W_PITCH);
+    float *const row_bias = (float *)(row_at + ROWS);
+    for (int i = threadIdx.x; i < stages; i += THREADS) {
+        barrier_init(barriers + 16 * i, COPIERS);
+        barrier_init(barriers + 16 * i + 8, WARPS);
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+
+    if (warp >= WARPS) {
+        // A lane has a line of X or of the weight.
+        constexpr int EACH = KC / COPIERS;
+        const bool of_w = lane >= EACH;
+        const int line = (warp - WARPS) * EACH + lane % EACH, row_bytes = 4 * min(ROWS, rows - row_block * ROWS);
+        int slot = 0, parity = 1;
+        bool all = true;
+#pragma unroll 1
+        for (int item = group; item < items; item += groups) {
+            const int n = item / pos_blocks, first = (item - n * pos_blocks) * POS, pos_bytes = 4 * min(POS, volume - first);
+            const float *from = of_w ? w + ((long long)line * rows + row_block * ROWS) : x + (n * x_n + (line * volume + first));
+            const long long step = (long long)KC * (of_w ? rows : volume);
+#pragma unroll 1
+            for (int chunk = 0; chunk < chunks; chunk++, from += step) {
+                const unsigned full = barriers + 16 * slot;
+                const float *const to = of_w ? weights + ((kept ? chunk : slot) * KC + line) * W_PITCH : ring + (slot * KC + line) * X_PITCH;
+                barrier_wait(full + 8, parity);
+                if (lane == 0) barrier_expect(full, EACH * (pos_bytes + (all ? row_bytes : 0)));
+                __syncwarp();
+                if (lane < (all ? 2 : 1) * EACH) copy(shared(to), from, of_w ? row_bytes : pos_bytes, full);
+                if (++slot == stages) slot = 0, parity ^= 1;
+            }
+            all = !kept;
+        }
+        return;
+    }
+
+    if (const int i = threadIdx.x; i < sizeof(Divisors) / sizeof(Divisor))
+        ((Divisor *)&by)[i] = Divisor(i == 0 ? taps : i == 1 ? plane : i == 2 ? width : i == 3 ? pos_blocks : h_stride);
+    asm volatile("bar.sync 1, %0;" ::"n"(32 * WARPS) : "memory");
+    for (int i = threadIdx.x; i < ROWS; i += 32 * WARPS) {
+        const int row = row_block * ROWS + i, channel = by.taps.divide(row), tap = row - channel * taps;
+        const int td = by.h_stride.divide(tap / 2), th = tap / 2 - td * h_stride;
+        row_at[i] = row < rows ? channel * y_c + td * y_d + th * y_h + tap % 2 : NOWHERE;
+        row_bias[i] = row < rows && has_bias ? bias[channel] : 0.0f;
+    }
+    asm volatile("bar.sync 1, %0;" ::"n"(32 * WARPS) : "memory");
+
+    const int g = lane / 4, t = lane % 4, row0 = warp % ROW_WARPS * WARP_ROWS, pos0 = warp / ROW_WARPS * WARP_POS;
+    // A lane reads two neighbours of each of two lines: rows that it has both of, or positions of two tiles.
+    const int line = t / 2 * 4 + t % 2, apart = g % 2 ? g + 7 : g;
+    int slot = 0, parity = 0;
+#pragma unroll 1
+    for (int item = group; item < items; item += groups) {
+        float sum[MT][2 * PAIRS][4];
+#pragma unroll
+        for (int i = 0; i < MT; i++)
+#pragma unroll
+            for (int j = 0; j < 2 * PAIRS; j++)
+#pragma unroll
+                for (int e = 0; e < 4; e++) sum[i][j][e] = row_bias[row0 + 16 * i + apart + e / 2];
+#pragma unroll 1
+        for (int chunk = 0; chunk < chunks; chunk++) {
+            const unsigned full = barriers + 16 * slot;
+            const float *const xs = ring + (slot * KC + line) * X_PITCH + pos0 + apart;
+            const float *const ws = weights + ((kept ? chunk : slot) * KC + line) * W_PITCH + row0 + apart;
+            barrier_wait(full, parity);
+#pragma unroll
+            for (int k = 0; k < KC; k += STEP) {
+                unsigned a[MT][4], b[2 * PAIRS][2];
+#pragma unroll
+                for (int pair = 0; pair < PAIRS; pair++)
+#pragma unroll
+                    for (int half = 0; half < 2; half++) {
+                        const float2 v = *(const float2 *)(xs + (k + 2 * half) * X_PITCH + 16 * pair);
+                        b[2 * pair][half] = rounded(v.x), b[2 * pair + 1][half] = rounded(v.y);
+                    }
+#pragma unroll
+                for (int i = 0; i < MT; i++)
+#pragma unroll
+                    for (int half = 0; half < 2; half++) {
+                        const float2 v = *(const float2 *)(ws + (k + 2 * half) * W_PITCH + 16 * i);
+                        a[i][2 * half] = rounded(v.x), a[i][2 * half + 1] = rounded(v.y);
+                    }
+                if (k + STEP == KC) {
+                    // All lanes have what they need of the stage.
+                    __syncwarp();
+                    if (lane == 0) barrier_arrive(full + 8);
+                }
+#pragma unroll
+                for (int i = 0; i < MT; i++)
+#pragma unroll
+                    for (int j = 0; j < 2 * PAIRS; j++) multiply(sum[i][j], make_uint4(a[i][0], a[i][1], a[i][2], a[i][3]), b[j][0], b[j][1]);
+            }
+            if (++slot == stages) slot = 0, parity ^= 1;
+        }
+
+        const int n = by.pos_blocks.divide(item), first = (item - n * pos_blocks) * POS + pos0 + 2 * t;
+        const auto place = [&](int p) {
+            const int d = by.plane.divide(p), in_plane = p - d * plane, h = by.width.divide(in_plane);
+            return d * d_stride * y_d + h * h_stride * y_h + (in_plane - h * width) * 2;
+        };
+        float *of_sample = y + n * y_n;
+        // The compiler would rather multiply anew for each output.
+        asm volatile("" : "+l"(of_sample));
+        // Where rows lie, and each other position of the lane's, if they are there.
+        int fixed[MT], at[2 * PAIRS];
+#pragma unroll
+        for (int i = 0; i < MT; i++) fixed[i] = row_at[row0 + 16 * i + apart];
+#pragma unroll
+        for (int j = 0; j < 2 * PAIRS; j++) at[j] = first + 8 * j < volume ? place(first + 8 * j) : NOWHERE;
+        // Calls `f` with a lane's outputs: of each pair of rows and of positions four neighbours.
+        const auto for_outputs = [&](auto f) {
+#pragma unroll
+            for (int i = 0; i < MT; i++)
+#pragma unroll
+                for (int j = 0; j < 2 * PAIRS; j++) {
+                    float(&even)[4] = sum[i][j / 2 * 2], (&odd)[4] = sum[i][j / 2 * 2 + 1];
+                    f(i, j, even[j % 2], even[2 + j % 2], odd[j % 2], odd[2 + j % 2], fixed[i] != NOWHERE && at[j] != NOWHERE);
+                }
+        };
+        float largest = 0.0f;
+        for_outputs([&](int, int, float a, float b, float c, float d, bool there) {
+            // Lets NaN through.
+            const float of[4] = {a, b, c, d};
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                if (there) asm("max.NaN.f32 %0, %0, %1;" : "+f"(largest) : "f"(fabsf(of[e])));
+        });
+        if (__any_sync(0xffffffffu, !(largest < __uint_as_float(0x7f800000u)))) {
+            for_outputs([&](int i, int j, float &a, float &b, float &c, float &d, bool there) {
+                if (!there) return;
+                const int row = row0 + 16 * i + apart;
+                const float *of_x = x + n * x_n + (first + 8 * j), *of_w = w + (row_block * ROWS + row);
+                a = b = c = d = 0.0f;
+#pragma unroll 1
+                for (int k = 0; k < chunks * KC; k++, of_x += volume, of_w += rows) {
+                    a = fmaf(of_x[0], of_w[0], a), b = fmaf(of_x[0], of_w[1], b);
+                    c = fmaf(of_x[1], of_w[0], c), d = fmaf(of_x[1], of_w[1], d);
+                }
+                a += row_bias[row], b += row_bias[row + 1], c += row_bias[row], d += row_bias[row + 1];
+            });
+        }
+        for_outputs([&](int i, int j, float a, float b, float c, float d, bool there) {
+            float v[4] = {a, b, c, d};
+            if (activation)
+#pragma unroll
+                for (int e = 0; e < 4; e++) v[e] = straighten(v[e], activation, (float)slope);
+            if (!there) return;
+            float *const to = of_sample + (fixed[i] + at[j]);
+            if (whole) {
+                *(float4 *)to = make_float4(v[0], v[1], v[2], v[3]);
+            } else {
+                *(float2 *)to = make_float2(v[0], v[1]);
+                *(float2 *)(of_sample + (fixed[i] + place(first + 8 * j + 1))) = make_float2(v[2], v[3]);
+            }
+        });
+    }
+}
