@@ -63,8 +63,10 @@ FAMILIES = (
     "linear_gemm",
     "interleave",
     "halo_gemm",
+    "gather_gemm",
     "box_gemm",
     "shuffle_gemm",
+    "shuffle_ring",
 )
 # These have more to do in the passes of training.
 OF_TRAINING = ("shuffle_wgmma", "implicit_gemm")

@@ -19,6 +19,8 @@ pub enum Algorithm {
     Interleave,
     /// The matrix product a phase on Hopper, from operands in shared memory.
     HaloGemm,
+    /// The same for many channels and few voxels: without gaps, rows gathered by those who multiply them.
+    GatherGemm,
     /// All phases of a box of positions on tensor cores, from the input itself.
     BoxGemm,
     /// One matrix product whose results are dealt out among the residues, from operands as they lie.
@@ -33,11 +35,12 @@ pub enum Algorithm {
 
 impl Algorithm {
     /// All families.
-    pub const ALL: [Algorithm; 9] = [
+    pub const ALL: [Algorithm; 10] = [
         Algorithm::Direct,
         Algorithm::LinearGemm,
         Algorithm::Interleave,
         Algorithm::HaloGemm,
+        Algorithm::GatherGemm,
         Algorithm::BoxGemm,
         Algorithm::ShuffleGemm,
         Algorithm::ShuffleRing,
@@ -53,6 +56,7 @@ impl fmt::Display for Algorithm {
             Algorithm::LinearGemm => "linear_gemm",
             Algorithm::Interleave => "interleave",
             Algorithm::HaloGemm => "halo_gemm",
+            Algorithm::GatherGemm => "gather_gemm",
             Algorithm::BoxGemm => "box_gemm",
             Algorithm::ShuffleGemm => "shuffle_gemm",
             Algorithm::ShuffleRing => "shuffle_ring",
@@ -70,8 +74,8 @@ impl FromStr for Algorithm {
         named.ok_or_else(|| Error::UnknownName {
             param: "algorithm",
             got: name.into(),
-            expected: "direct, linear_gemm, interleave, halo_gemm, box_gemm, shuffle_gemm, \
-                       shuffle_ring, shuffle_wgmma, implicit_gemm",
+            expected: "direct, linear_gemm, interleave, halo_gemm, gather_gemm, box_gemm, \
+                       shuffle_gemm, shuffle_ring, shuffle_wgmma, implicit_gemm",
         })
     }
 }

@@ -2,8 +2,8 @@
 
 use super::norm::Way;
 use super::{
-    Algorithm, Context, Step, Workspace, after, box_gemm, direct, halo_gemm, implicit_gemm, interleave,
-    linear_gemm, shuffle_gemm, shuffle_ring, shuffle_wgmma,
+    Algorithm, Context, Step, Workspace, after, box_gemm, direct, gather_gemm, halo_gemm, implicit_gemm,
+    interleave, linear_gemm, shuffle_gemm, shuffle_ring, shuffle_wgmma,
 };
 use std::fmt;
 use volup::Result;
@@ -13,6 +13,7 @@ pub(super) enum Family<'a> {
     Linear(linear_gemm::Linear<'a>),
     Interleave(interleave::Interleave<'a>),
     Halo(Box<halo_gemm::Halo<'a>>),
+    Gather(Box<gather_gemm::GatherGemm<'a>>),
     Box(box_gemm::BoxGemm<'a>),
     Shuffle(shuffle_gemm::ShuffleGemm<'a>),
     Ring(shuffle_ring::ShuffleRing<'a>),
@@ -26,6 +27,7 @@ impl<'a> Family<'a> {
             Family::Linear(_) => Algorithm::LinearGemm,
             Family::Interleave(_) => Algorithm::Interleave,
             Family::Halo(_) => Algorithm::HaloGemm,
+            Family::Gather(_) => Algorithm::GatherGemm,
             Family::Box(_) => Algorithm::BoxGemm,
             Family::Shuffle(_) => Algorithm::ShuffleGemm,
             Family::Ring(_) => Algorithm::ShuffleRing,
@@ -50,6 +52,7 @@ impl<'a> Family<'a> {
             Family::Linear(linear) => linear.seconds,
             Family::Interleave(interleave) => interleave.seconds,
             Family::Halo(halo) => halo.seconds,
+            Family::Gather(gather) => gather.seconds,
             Family::Box(boxes) => boxes.seconds,
             Family::Shuffle(shuffle) => shuffle.seconds,
             Family::Ring(ring) => ring.seconds,
@@ -67,6 +70,8 @@ impl<'a> Family<'a> {
         }
         let mut all: Vec<Family<'a>> =
             halo_gemm::Halo::all(context).into_iter().map(|halo| Family::Halo(Box::new(halo))).collect();
+        let gathers = gather_gemm::GatherGemm::all(context).into_iter();
+        all.extend(gathers.map(|gather| Family::Gather(Box::new(gather))));
         all.extend(interleave::Interleave::new(context).map(Family::Interleave));
         all.extend(box_gemm::BoxGemm::all(context).into_iter().map(Family::Box));
         all.extend(shuffle_gemm::ShuffleGemm::all(context).into_iter().map(Family::Shuffle));
@@ -124,6 +129,7 @@ impl<'a> Family<'a> {
             Family::Linear(linear) => linear.steps(context, workspace, steps),
             Family::Interleave(interleave) => interleave.steps(context, workspace, steps),
             Family::Halo(halo) => halo.steps(context, workspace, steps),
+            Family::Gather(gather) => gather.steps(context, workspace, steps),
             Family::Box(boxes) => boxes.steps(context, workspace, steps),
             Family::Shuffle(shuffle) => shuffle.steps(context, workspace, steps),
             Family::Ring(ring) => ring.steps(context, steps),
@@ -139,6 +145,7 @@ impl fmt::Display for Family<'_> {
             Family::Linear(linear) => linear.fmt(f),
             Family::Interleave(interleave) => interleave.fmt(f),
             Family::Halo(halo) => halo.fmt(f),
+            Family::Gather(gather) => gather.fmt(f),
             Family::Box(boxes) => boxes.fmt(f),
             Family::Shuffle(shuffle) => shuffle.fmt(f),
             Family::Ring(ring) => ring.fmt(f),

@@ -69,7 +69,6 @@ pub(super) struct Halo<'a> {
     /// Samples that are packed and computed at a time.
     batch: usize,
     slices: usize,
-    slice_in: usize,
     slice_out: usize,
     /// Panels of a slice's channels, of a chunk, and chunks of a slice.
     channel_panels: usize,
@@ -169,13 +168,13 @@ impl<'a> Halo<'a> {
     fn search(context: Context<'a>) -> Option<Vec<Halo<'a>>> {
         let request = context.request;
         let operand = Operand::of(context)?;
-        let params = [("KIND", kind(operand))];
+        let params = [("KIND", operand.panel_kind())];
         for pack in ["halo_pack_input", "halo_pack_weight"] {
             context.kernel(pack, &operand.types(context), &params).ok()?;
         }
         let kernels: Vec<&Variant> = context
             .kernels("halo_gemm", &operand.types(context))
-            .filter(|kernel| kernel.param("KIND") == Some(kind(operand)))
+            .filter(|kernel| kernel.param("KIND") == Some(operand.panel_kind()))
             .collect();
         let groups = request.geometry.conv().groups();
         let mut all = Vec::new();
@@ -410,7 +409,6 @@ impl<'a> Halo<'a> {
             pw,
             batch,
             slices,
-            slice_in,
             slice_out,
             channel_panels,
             chunk_panels,
@@ -504,14 +502,4 @@ fn tile_rows(kernel: &Variant) -> usize {
 /// Bytes of shared memory that a kernel takes besides its rings: barriers, tables and staging areas.
 fn fixed_bytes(kernel: &Variant) -> usize {
     4096 + size(kernel, "WGS") * (16 * size(kernel, "BN") + 4096 * size(kernel, "MI") + 1024)
-}
-
-/// The kind of numbers that kernels are compiled for.
-fn kind(operand: Operand) -> i64 {
-    match operand {
-        Operand::Half => 0,
-        Operand::Tf32 => 1,
-        Operand::Split => 2,
-        Operand::Parts => 3,
-    }
 }

@@ -60,6 +60,16 @@ impl Operand {
         }
     }
 
+    /// The `KIND` of numbers of the kernels that multiply panels, and of those that write them.
+    pub(super) fn panel_kind(self) -> i64 {
+        match self {
+            Operand::Half => 0,
+            Operand::Tf32 => 1,
+            Operand::Split => 2,
+            Operand::Parts => 3,
+        }
+    }
+
     /// Bytes of a packed element.
     pub(super) fn bytes(self) -> usize {
         match self {

@@ -5,6 +5,8 @@ mod box_layout;
 mod boxes;
 mod contracts;
 mod epilogue;
+mod gather;
+mod gather_plans;
 mod gradient;
 mod group_norm;
 mod group_norm_plans;
@@ -165,6 +167,9 @@ fn fits(call: &Call<'_>, plan: &Plan, what: &str) {
         let (bm, sample) = (halo::rows_of_tile(call), pd * ph * pw);
         let spanned = (bm / sample + 2).min(rows / sample);
         assert!(call.int("a_rows") + bm < 1 << 31 && spanned * y_n < 1 << 31, "{what}");
+    }
+    if call.kernel() == "gather_gemm" {
+        gather::check(call);
     }
     if call.kernel() == "box_gemm" {
         boxes::check(call);

@@ -34,6 +34,7 @@
 #include "divisor.cuh"
 #include "hopper.cuh"
 #include "mma.cuh"
+#include "warp_meet.cuh"
 
 #if KIND != 1 || !defined(WARP_ROWS) || !defined(WARP_POS) || !defined(ROW_WARPS) || !defined(POS_WARPS)
 #error "KIND 1; WARP_ROWS and WARP_POS of a warp; ROW_WARPS and POS_WARPS of a block"
@@ -161,7 +162,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) shuffle_ring(
                     }
                 if (k + STEP == KC) {
                     // All lanes have what they need of the stage.
-                    __syncwarp();
+                    meet();
                     if (lane == 0) barrier_arrive(full + 8);
                 }
 #pragma unroll

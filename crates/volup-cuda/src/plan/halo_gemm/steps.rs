@@ -3,9 +3,10 @@
 use super::super::{
     Argument, Buffer, Context, Step, Workspace, activation_code, direct, epilogue, int, push, size, strides,
 };
-use super::{Halo, has_gaps, kind};
+use super::{Halo, has_gaps};
 use crate::plan::classes::{Classes, Short};
 use crate::plan::pack::{self, Operand};
+use crate::plan::panels::{InputPanels, WeightPanels};
 use volup::{MemoryFormat, Result};
 
 /// Where the split's 2^-ex lies among the control words, in bytes.
@@ -16,23 +17,6 @@ const PROMOTED: usize = 192;
 const SHORT: f64 = 3e-4;
 /// Threads of the packs.
 const THREADS: usize = 256;
-/// Blocks of a multiprocessor that the weight's pack is cut into at least, as far as pieces of the weight that a block
-/// brings to shared memory are no fewer than these, and no more.
-const PACK_BLOCKS: usize = 2;
-const PACK_PIECES: [usize; 2] = [256, 2304];
-/// Channels of a block where a kernel has more pieces: what they write together is whole sectors.
-const PACK_CHANNELS: usize = 4;
-
-/// What blocks of the weight's pack take: the kernel's arguments of these names.
-struct WeightCut {
-    run: usize,
-    runs: usize,
-    lines: usize,
-    line_runs: usize,
-    pitch: usize,
-    each: usize,
-}
-
 impl Halo<'_> {
     /// What is launched.
     pub(in crate::plan) fn steps(
@@ -107,13 +91,26 @@ impl Halo<'_> {
         steps: &mut Vec<Step>,
     ) -> Result<(u64, u64)> {
         let request = context.request;
-        let conv = request.geometry.conv();
         let split = self.operand == Operand::Split;
-        let [d_kernel, h_kernel, w_kernel] = conv.kernel_size();
         let n = size(self.kernel, "BN");
-        let columns = self.slices * self.blocks * n;
-        let items = columns * d_kernel * h_kernel * self.w_steps * self.panels();
-        let at = workspace.take(items * 16 * self.operand.parts());
+        let width = &self.axes[2];
+        let panels = WeightPanels {
+            operand: self.operand,
+            slices: self.slices,
+            blocks: self.blocks,
+            columns: n,
+            chunks: self.chunks,
+            chunk_panels: self.chunk_panels,
+            channel_panels: self.channel_panels,
+            block: self.block,
+            outputs: self.outputs(),
+            width: [width.first, width.axis.stride, width.axis.dilation],
+            low: self.w_low,
+            steps: self.w_steps,
+            step: self.w_step as i64,
+            taps: self.fold.map_or(1, |fold| fold.taps),
+        };
+        let at = workspace.take(panels.bytes(context));
         let first = usize::from(request.output_format == MemoryFormat::Contiguous);
         // What has a scale: columns, or channels whose taps are columns; how many of these lie together.
         let (scaled, [together, apart]) = match self.fold {
@@ -125,55 +122,8 @@ impl Halo<'_> {
         if split {
             pack::weight_scale(context, self.slices, scaled, inner, scale, control, steps)?;
         }
-        let pointer = |at| Argument::Pointer(Buffer::Workspace, at);
-        let mut arguments = vec![Argument::Pointer(Buffer::Weight, 0), pointer(at)];
-        arguments.push(pointer(if split { scale } else { control }));
-        let cut = self.weight_cut(context);
-        push(&mut arguments, [cut.run, cut.lines, cut.line_runs, cut.pitch, cut.each])?;
-        let (cin, cout, groups) = (conv.in_channels(), conv.out_channels(), conv.groups());
-        let width = &self.axes[2];
-        push(&mut arguments, [self.chunk_panels, self.chunks, n, self.blocks])?;
-        push(&mut arguments, [self.slice_out, self.slice_in, cin / groups, cout / groups])?;
-        push(&mut arguments, [self.outputs(), first, self.block, self.channel_panels])?;
-        push(&mut arguments, [width.first, width.axis.stride, width.axis.dilation])?;
-        push(&mut arguments, [d_kernel, h_kernel, w_kernel])?;
-        arguments.push((self.w_low as i32).into());
-        push(&mut arguments, [self.w_steps, self.w_step, self.fold.map_or(1, |fold| fold.taps)])?;
-        let params = [("KIND", kind(self.operand))];
-        let variant = *context.kernel("halo_pack_weight", &self.operand.types(context), &params)?;
-        let grid = [cut.runs * cut.line_runs, self.panels(), self.slices].map(|blocks| blocks as u32);
-        let shared = (cut.run * cut.pitch * 16 * self.operand.parts()) as u32;
-        steps.push(Step::Launch { variant, grid, shared, arguments, overlap: false });
+        steps.push(panels.pack(context, at, if split { scale } else { control })?);
         Ok((at, scale))
-    }
-
-    /// How the weight's pack is cut into blocks.
-    fn weight_cut(&self, context: Context<'_>) -> WeightCut {
-        let request = context.request;
-        let [d_kernel, h_kernel, w_kernel] = request.geometry.conv().kernel_size();
-        let columns = self.blocks * size(self.kernel, "BN");
-        let first = request.output_format == MemoryFormat::Contiguous;
-        let (channels, each) = match self.fold {
-            Some(fold) => (self.blocks * fold.channels, fold.taps),
-            None if first => (columns.div_ceil(self.outputs()), self.outputs()),
-            None => (self.slice_out, columns.div_ceil(self.slice_out)),
-        };
-        let (kernel_lines, panels) = (d_kernel * h_kernel, self.slices * self.panels());
-        let pieces = panels * channels * kernel_lines * w_kernel;
-        let [least, most] = PACK_PIECES;
-        let pieces = (pieces / (PACK_BLOCKS * context.device.multiprocessors))
-            .clamp(least, most / self.operand.parts());
-        // Neighbouring threads read pieces of neighbouring banks: those of a channel's columns, then the next channel's.
-        let apart = if first && self.fold.is_none() { each % 8 } else { 1 };
-        let pitch = |lines: usize| lines * w_kernel + (apart + 8 - lines * w_kernel % 8) % 8;
-        // Whole kernels of pairs of channels, unless these are large.
-        let few = (pieces / pitch(1)).clamp(1, PACK_CHANNELS);
-        let run = (pieces / pitch(kernel_lines) / 2 * 2).max(few).min(channels);
-        let run = channels.div_ceil(channels.div_ceil(run)).next_multiple_of(2).min(run);
-        let lines = (1..=kernel_lines).rev().find(|&lines| run * pitch(lines) <= pieces).unwrap_or(1);
-        let pitch = pitch(lines);
-        let [runs, line_runs] = [channels.div_ceil(run), kernel_lines.div_ceil(lines)];
-        WeightCut { run, runs, lines, line_runs, pitch, each }
     }
 
     fn pack_input(
@@ -185,25 +135,19 @@ impl Halo<'_> {
         at: u64,
         steps: &mut Vec<Step>,
     ) -> Result<()> {
-        let request = context.request;
-        let [_, _, depth, height, width] = request.geometry.input_shape();
-        let pointer = |at| Argument::Pointer(Buffer::Workspace, at);
-        let mut arguments = vec![Argument::Pointer(Buffer::Input, at), pointer(input), pointer(control)];
-        let rows = self.packed_rows(count);
-        let [pd, ph, _] = self.axes.map(|axis| axis.pitch);
-        push(&mut arguments, [rows, self.lead, pd, ph, self.pw, self.block, count, depth, height, width])?;
-        push(&mut arguments, [self.slices, self.slice_in, self.panels(), self.channel_panels])?;
-        push(&mut arguments, strides(request.geometry.input_shape(), request.input_format))?;
-        // One thread for each row, so that finding it is paid for once, unless there are few rows.
-        let most = 1 << (self.slices * self.channel_panels).min(8).ilog2();
-        let busy = context.device.multiprocessors * 4096;
-        let lanes = (busy / rows).max(1).next_power_of_two().min(most);
-        push(&mut arguments, [lanes])?;
-        let params = [("KIND", kind(self.operand))];
-        let variant = *context.kernel("halo_pack_input", &self.operand.types(context), &params)?;
-        let grid = [rows.div_ceil(THREADS / lanes) as u32, 1, 1];
+        let panels = InputPanels {
+            operand: self.operand,
+            rows: self.packed_rows(count),
+            lead: self.lead,
+            pitches: [self.axes[0].pitch, self.axes[1].pitch, self.pw],
+            block: self.block,
+            count,
+            slices: self.slices,
+            panels: self.panels(),
+            channel_panels: self.channel_panels,
+        };
         // The first goes along with the weight's; later ones write what the product before them reads.
-        steps.push(Step::Launch { variant, grid, shared: 0, arguments, overlap: at == 0 });
+        steps.push(panels.pack(context, at, input, control, at == 0)?);
         Ok(())
     }
 

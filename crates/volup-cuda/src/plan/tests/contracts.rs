@@ -4,6 +4,7 @@
 //! that matters but whose square does not, so that a part read in the other's place shows.
 
 use super::boxes;
+use super::gather;
 use super::gradient;
 use super::group_norm;
 use super::halo;
@@ -23,9 +24,11 @@ pub const LIFT: f64 = 2048.0;
 /// The share of a value that is split off.
 pub const SPLIT_OFF: f64 = 1.0 / 65536.0;
 /// Arguments that start at multiples of 256 bytes.
-const ALIGNED: [&str; 11] = [
+const ALIGNED: [&str; 13] = [
     "box_gemm a",
     "box_pack_weight out",
+    "gather_gemm a",
+    "gather_gemm b",
     "halo_gemm a",
     "halo_gemm b",
     "halo_pack_input out",
@@ -51,6 +54,7 @@ pub fn run(call: &Call<'_>, machine: &mut Machine) {
         name if name.starts_with("linear_gemm_") => linear_gemm(call, machine),
         "fill_output" => boxes::fill_output(call, machine),
         name if name.starts_with("box_") => boxes::run(call, machine),
+        "gather_gemm" => gather::run(call, machine),
         name if name.starts_with("halo_") => halo::run(call, machine),
         "shuffle_gemm" | "shuffle_ring" | "shuffle_wgmma" => shuffle::run(call, machine),
         "implicit_gemm" => implicit::run(call, machine),
@@ -98,6 +102,7 @@ pub fn extents(call: &Call<'_>) -> Vec<(Pointer, i64)> {
         "shuffle_gemm" | "shuffle_ring" | "shuffle_wgmma" => found = shuffle::extents(call),
         "implicit_gemm" => found = implicit::extents(call),
         _ if call.variant.family == "gradient" => found = gradient::extents(call),
+        "gather_gemm" => found.extend(gather::extents(call)),
         name if name.starts_with("halo_") => found.extend(halo::extents(call)),
         name if name.starts_with("interleave_") => found.extend(interleave::extents(call)),
         _ => {}

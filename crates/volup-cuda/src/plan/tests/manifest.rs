@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 const VARIANTS: &str = include_str!("../../../../volup-kernels/variants.toml");
 
 /// The kernels' files by family; those in CUDA C++ by kernel.
-const SOURCES: [(&str, &str); 31] = [
+const SOURCES: [(&str, &str); 32] = [
     ("block_output", include_str!("../../../../volup-kernels/src/cuda/block_output.cu")),
     ("box_gemm", include_str!("../../../../volup-kernels/src/cuda/box_gemm.cu")),
     ("box_pack_weight", include_str!("../../../../volup-kernels/src/cuda/box_pack_weight.cu")),
@@ -18,6 +18,7 @@ const SOURCES: [(&str, &str); 31] = [
     ("direct_input_gradient", include_str!("../../../../volup-kernels/src/cuda/direct_input_gradient.cu")),
     ("direct_weight_gradient", include_str!("../../../../volup-kernels/src/cuda/direct_weight_gradient.cu")),
     ("fill_output", include_str!("../../../../volup-kernels/src/cuda/fill_output.cu")),
+    ("gather_gemm", include_str!("../../../../volup-kernels/src/cuda/gather_gemm.cu")),
     ("gradient_merge", include_str!("../../../../volup-kernels/src/cuda/gradient_merge.cu")),
     ("gradient_rows", include_str!("../../../../volup-kernels/src/cuda/gradient_rows.cu")),
     ("gradient_sums", include_str!("../../../../volup-kernels/src/cuda/gradient_sums.cu")),
@@ -193,6 +194,7 @@ fn declared_in_cuda(variant: &Variant, source: &'static str) -> Signature {
             vec!["KIND", "BN", "MI", "CTAS", "WGS", "TAPS", "W_STRIDE"]
         }
         "halo_gemm" => vec!["KIND", "BN", "MI", "CTAS", "WGS"],
+        "gather_gemm" => vec!["KIND", "BN", "MI", "CTAS", "WGS", "RW"],
         "box_gemm" => vec!["KIND", "MT", "NT", "WARPS", "CTAS"],
         "implicit_gemm" if counts => vec!["KIND", "MT", "ROWS", "CTAS", "COUNTS"],
         "implicit_gemm" => vec!["KIND", "MT", "ROWS", "CTAS"],

@@ -122,7 +122,7 @@ pub fn features(plan: &Plan) -> BTreeSet<&'static str> {
     let products = calls.iter().filter(|call| call.has("rows") && call.kernel().contains("_gemm"));
     let batches: BTreeSet<i64> = products.clone().map(|call| call.int("rows")).collect();
     for call in products {
-        if call.has("stage_rows") {
+        if call.has("resident") {
             let [d_kernel, h_kernel] = call.ints(["d_kernel", "h_kernel"]);
             let resident = call.int("resident") == 1;
             found.insert(if resident { "resident units" } else { "passing units" });
@@ -141,8 +141,8 @@ pub fn features(plan: &Plan) -> BTreeSet<&'static str> {
         note("column blocks", call.int("blocks") > 1);
         note("chunks", call.int("chunks") > 1);
         note("windows", call.has("window") && call.int("window") > call.int("pitch"));
-        note("steps along width", call.int("w_steps") > 1);
-        note("steps that skip", call.int("w_step") > 1);
+        note("steps along width", call.has("w_steps") && call.int("w_steps") > 1);
+        note("steps that skip", call.has("w_steps") && call.int("w_step") > 1);
         note("batches of two sizes", batches.len() > 1);
         note("a residue without taps", call.int("d_step") < call.int("d_stride"));
     }

@@ -250,10 +250,10 @@ pub struct Turn {
 impl Turn {
     pub fn new(turn: usize) -> Turn {
         let formats = [turn % 2, turn / 2 % 2].map(|format| FORMATS[format]);
-        // All but those that are for strides alone, which the input's gradient has none of; then the plan's choice.
-        let for_strides = [Algorithm::ShuffleRing, Algorithm::ShuffleWgmma];
-        let mut families = Algorithm::ALL.into_iter().filter(|one| !for_strides.contains(one));
-        let algorithm = families.nth(turn / 4 % (Algorithm::ALL.len() - 1));
+        // All but those that the input's gradient has none of; then the plan's choice.
+        let others = [Algorithm::GatherGemm, Algorithm::ShuffleRing, Algorithm::ShuffleWgmma];
+        let families: Vec<_> = Algorithm::ALL.into_iter().filter(|one| !others.contains(one)).collect();
+        let algorithm = families.get(turn / 4 % (families.len() + 1)).copied();
         Turn { formats, tile: turn % (TILES + LINES + 3), algorithm }
     }
 }

@@ -1,0 +1,333 @@
+//! Planning `gather_gemm`: positions without gaps, and what of shared memory goes to which operand. The kernels' file
+//! says what the numbers mean.
+
+use super::pack::{self, Operand};
+use super::panels::{InputPanels, WeightPanels};
+use super::phases::{Lattice, PhaseAxis};
+use super::{
+    Argument, Buffer, Context, RESERVED, SHARED, Step, Workspace, activation_code, direct, epilogue, grid,
+    push, size, strides,
+};
+use crate::Variant;
+use std::fmt;
+use volup::{Axis, DType, MemoryFormat, Result};
+
+/// Panels of 16 bytes of a chunk of channels.
+const PANELS: usize = 8;
+/// What comes before tables of columns in shared memory, and the most stages of both operands.
+const FIXED: usize = 4608;
+const MOST_STAGES: usize = 60;
+/// Phases that there is a table for, and taps of one along an axis.
+const MOST_PHASES: usize = 64;
+const MOST_TAPS: usize = 10;
+const MOST_GROUPS: usize = 65_535;
+/// The packed input takes at most this much of the input's own memory, or this part of the second-level cache.
+const MOST_PACKED: usize = 2;
+const CACHED: usize = 4;
+/// The most tiles of a block for which they are dealt out by their work.
+const FEW: usize = 4;
+/// What launches cost beside the product's work, and the product's own, in seconds.
+const LAUNCHES: f64 = 7e-6;
+const START: f64 = 6.5e-6;
+/// Clocks a second, and the share of the matrix instructions' rate that is reached.
+const CLOCK: f64 = 1.65e9;
+const EFFICIENCY: f64 = 0.98;
+/// Bytes a second of the memory, and from the second-level cache to shared memory.
+const MEMORY: f64 = 3.2e12;
+const CACHE: f64 = 6.4e12;
+/// Pieces of 16 bytes of the weight that are packed in a second.
+const PIECES: f64 = 8e10;
+/// Clocks that a block takes to get hold of a stage of A, and of a unit of B.
+const STAGE: f64 = 465.0;
+const UNIT: f64 = 30.0;
+/// What a tile costs beside its products, and what one of its elements does, in seconds: of 16 bits, of 32, and where rows are
+/// written as they lie.
+const TILE: f64 = 1.85e-6;
+const ELEMENT: [f64; 2] = [0.072e-9, 0.058e-9];
+const DENSE: f64 = 0.003e-9;
+/// The share of a round of tiles that is lost at the end, where there are many.
+const LAST_ROUND: f64 = 0.6;
+
+/// A plan of this family.
+pub(super) struct GatherGemm<'a> {
+    operand: Operand,
+    kernel: &'a Variant,
+    axes: [PhaseAxis; 3],
+    /// Positions along each axis.
+    positions: [usize; 3],
+    /// Chunks of channels, and column blocks, of a group.
+    chunks: usize,
+    blocks: usize,
+    stage_rows: usize,
+    a_stages: usize,
+    b_stages: usize,
+    shared: usize,
+    /// Blocks that are launched, and whether tiles of phases with most taps come first.
+    launched: usize,
+    by_work: bool,
+    /// The time that this is expected to take.
+    pub(super) seconds: f64,
+}
+
+impl fmt::Display for GatherGemm<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (rows, columns) = (tile_rows(self.kernel), size(self.kernel, "BN"));
+        let outputs = size(self.kernel, "RW");
+        write!(
+            f,
+            "gather_gemm {} {rows}x{columns}/{outputs}, {} chunks, ",
+            self.operand.name(),
+            self.chunks
+        )?;
+        write!(f, "{} stages, {} units", self.a_stages, self.b_stages)?;
+        f.write_str(if self.by_work { ", by work" } else { "" })
+    }
+}
+
+impl<'a> GatherGemm<'a> {
+    /// All plans that differ, where taps reach every output: of 16 bits and tf32, not past its 32-bit counts.
+    pub(super) fn all(context: Context<'a>) -> Vec<GatherGemm<'a>> {
+        let Some(operand) = Operand::of(context).filter(|operand| operand.parts() == 1) else {
+            return Vec::new();
+        };
+        if context.classes.is_some() || context.packed {
+            return Vec::new();
+        }
+        let types = operand.types(context);
+        let is_it = |kernel: &&Variant| kernel.param("KIND") == Some(operand.kind());
+        let kernels = context.kernels("gather_gemm", &types).filter(is_it);
+        kernels.filter_map(|kernel| GatherGemm::new(context, operand, kernel)).collect()
+    }
+
+    fn new(context: Context<'a>, operand: Operand, kernel: &'a Variant) -> Option<GatherGemm<'a>> {
+        let request = context.request;
+        let (geometry, conv) = (&request.geometry, request.geometry.conv());
+        let (bm, n) = (tile_rows(kernel), size(kernel, "BN"));
+        let dense = |&axis| Lattice::new(axis).is_some_and(|lattice| lattice.step == 1);
+        if !geometry.axes().iter().all(dense) {
+            return None;
+        }
+        let axes = geometry.axes().map(PhaseAxis::new);
+        // Lines and planes of positions are no shorter than those of voxels: rows pass over no voxel.
+        let positions = axes.map(|axis| axis.axis.output.div_ceil(axis.axis.stride).max(axis.axis.input));
+        // Residues along width that are columns: those of a stride of 2 see the same voxels.
+        let outputs = size(kernel, "RW");
+        let width = axes[2].axis;
+        let ncdhw = request.output_format == MemoryFormat::Contiguous;
+        if outputs == 2 && !(ncdhw && width.stride == 2 && width.dilation == 1) {
+            return None;
+        }
+        let taps = axes.map(|axis| axis.taps_of_residues());
+        // Pairs of taps of two residues at the same voxels; the first and the last may be one's alone.
+        let pairs = (width.kernel + width.padding % 2).div_ceil(2);
+        let mut most = [0, 1, 2].map(|axis| taps[axis].iter().copied().max().unwrap_or(0));
+        if outputs == 2 {
+            most[2] = pairs;
+        }
+        let phases = axes.iter().try_fold(1, |all: usize, axis| all.checked_mul(axis.axis.stride))? / outputs;
+        // Groups lie along an axis of the weight's pack's grid.
+        let groups = conv.groups();
+        if phases > MOST_PHASES || groups > MOST_GROUPS || most.iter().any(|&taps| taps > MOST_TAPS) {
+            return None;
+        }
+        let voxels = axes.map(|axis| axis.axis.input);
+        let reach = (most[1] - 1).checked_mul(axes[1].back())?.checked_mul(voxels[2])?;
+        let reach = reach.checked_add((most[2] - 1).checked_mul(axes[2].back())?)?;
+        let stage_rows = bm.checked_add(reach)?.next_multiple_of(8);
+        let (cin, cout) = (conv.in_channels() / groups, conv.out_channels() / groups);
+        let chunks = cin.div_ceil(PANELS * 16 / operand.bytes());
+        let channels = n / outputs;
+        let blocks = cout.div_ceil(channels);
+
+        let (stage, unit) = (PANELS * 16 * stage_rows, PANELS * 16 * n);
+        let fixed = FIXED + size(kernel, "WGS") * (16 * n + 4096 * size(kernel, "MI") + 1024);
+        let room = (SHARED - RESERVED).checked_sub(fixed)?;
+        if 2 * stage + 3 * unit > room {
+            return None;
+        }
+        let a_stages = ((room - 3 * unit) / stage).min(4);
+        let b_stages = ((room - a_stages * stage) / unit).min(8).min(MOST_STAGES - a_stages);
+
+        let batch = geometry.batch();
+        let in_rows = voxels.iter().try_fold(batch, |all, &size| all.checked_mul(size))?;
+        let rows = positions.iter().try_fold(batch, |all, &size| all.checked_mul(size))?;
+        let (row_tiles, all) = (rows.div_ceil(bm), groups * blocks);
+        let row_bytes = groups * chunks * PANELS * 16;
+        let a_rows = in_rows.checked_add(stage_rows)?;
+        let input = conv.in_channels() * in_rows * request.dtype.size();
+        let packed = a_rows.checked_mul(row_bytes)?;
+        if packed > (MOST_PACKED * input).max(context.device.l2_bytes / CACHED) {
+            return None;
+        }
+        let kernel_taps: usize = axes.iter().map(|axis| axis.axis.kernel).product();
+        let items = all.checked_mul(kernel_taps * chunks * PANELS * channels)?;
+        let tiles = row_tiles.checked_mul(phases)?.checked_mul(all)?;
+        let [_, y_channels, ..] = geometry.output_shape();
+        let sample = y_channels * geometry.output_voxels();
+        let spanned = (bm / positions.iter().product::<usize>() + 2).min(batch);
+        let largest = i32::MAX as usize;
+        if packed / 16 > largest
+            || rows.checked_mul(2)? > largest
+            || sample.checked_mul(spanned)? > largest
+            || conv.in_channels() * voxels.iter().product::<usize>() > largest
+            || 2 * tiles > largest
+            || items > largest
+            || conv.weight_shape().iter().product::<usize>() > largest
+        {
+            return None;
+        }
+
+        // Cost: what each phase's tile takes in clocks, and how blocks share them.
+        let clocks = (n * (bm / 64) * PANELS / 2) as f64 / 2.0 / EFFICIENCY;
+        let together = ncdhw && axes.iter().all(|axis| axis.axis.stride == 1);
+        let element = if together { DENSE } else { ELEMENT[usize::from(request.dtype == DType::F32)] };
+        let tile = CLOCK * (TILE + element * (bm * n) as f64);
+        let mut of_phases = Vec::new();
+        let (mut units, mut stages) = (0.0, 0);
+        for d in &taps[0] {
+            for h in &taps[1] {
+                for w in taps[2].chunks(outputs) {
+                    // What is one's alone is half as wide.
+                    let turns = d * h * chunks * if outputs == 2 { pairs } else { w[0] };
+                    let shares = w.iter().sum::<usize>() as f64 / outputs as f64;
+                    let staged = if turns > 0 { d * chunks } else { 0 };
+                    let wide = (d * h * chunks) as f64 * shares;
+                    units += wide;
+                    stages += staged;
+                    of_phases.push(wide * clocks + turns as f64 * UNIT + staged as f64 * STAGE + tile);
+                }
+            }
+        }
+        of_phases.sort_by(|one, other| other.total_cmp(one));
+        let device = context.device.multiprocessors;
+        let launched = tiles.min(device);
+        let by_work = phases > 1 && tiles <= FEW * device;
+        let busy = if by_work {
+            longest(&of_phases, row_tiles * all, launched)
+        } else {
+            of_phases.iter().sum::<f64>() / phases as f64 * (tiles as f64 / device as f64 + LAST_ROUND)
+        };
+        let traffic = (units * unit as f64 + (stages * stage) as f64) * (row_tiles * all) as f64 / CACHE;
+        let output = (batch * sample * request.dtype.size()) as f64 / MEMORY;
+        let busy = (busy / CLOCK).max(traffic);
+        let passed = ((input + packed) as f64 / MEMORY).max(items as f64 / PIECES);
+        // Residues along width that are written apart: the cache brings sectors together.
+        let apart = if ncdhw && axes[2].axis.stride > outputs { 2 } else { 1 };
+        let output = output * apart as f64;
+        let seconds = busy.max(output) + 0.2 * busy.min(output) + START + passed + LAUNCHES;
+        Some(GatherGemm {
+            operand,
+            kernel,
+            axes,
+            positions,
+            chunks,
+            blocks,
+            stage_rows,
+            a_stages,
+            b_stages,
+            shared: fixed + a_stages * stage + b_stages * unit,
+            launched,
+            by_work,
+            seconds,
+        })
+    }
+
+    /// What is launched.
+    pub(super) fn steps(
+        &self,
+        context: Context<'_>,
+        workspace: &mut Workspace,
+        steps: &mut Vec<Step>,
+    ) -> Result<()> {
+        let request = context.request;
+        let [batch, channels, voxels @ ..] = request.geometry.input_shape();
+        let groups = request.geometry.conv().groups();
+        let channel_panels = (channels / groups).div_ceil(16 / self.operand.bytes());
+        let control = pack::control(workspace, steps);
+        // Each tap along width is a step of its own: as if the stride were 1, from the first on.
+        let panels = WeightPanels {
+            operand: self.operand,
+            slices: groups,
+            blocks: self.blocks,
+            columns: size(self.kernel, "BN") / size(self.kernel, "RW"),
+            chunks: self.chunks,
+            chunk_panels: PANELS,
+            channel_panels,
+            block: 1,
+            outputs: 1,
+            width: [0, 1, 1],
+            low: 0,
+            steps: request.geometry.conv().kernel_size()[2],
+            step: -1,
+            taps: 1,
+        };
+        let weight = workspace.take(panels.bytes(context));
+        steps.push(panels.pack(context, weight, control)?);
+        let panels = InputPanels {
+            operand: self.operand,
+            rows: self.a_rows(context),
+            lead: 0,
+            pitches: voxels,
+            block: 1,
+            count: batch,
+            slices: groups,
+            panels: self.chunks * PANELS,
+            channel_panels,
+        };
+        let input = workspace.take(panels.rows * groups * panels.panels * 16);
+        steps.push(panels.pack(context, 0, input, control, true)?);
+        steps.push(self.multiply(context, input, weight)?);
+        // Where the input or the weight holds what the fast path cannot compute with, the definition.
+        steps.push(direct::step(context, Some(control))?);
+        Ok(())
+    }
+
+    fn multiply(&self, context: Context<'_>, input: u64, weight: u64) -> Result<Step> {
+        let request = context.request;
+        let conv = request.geometry.conv();
+        let mut arguments = [input, weight].map(|at| Argument::Pointer(Buffer::Workspace, at)).to_vec();
+        arguments.extend([Buffer::Bias, Buffer::Output].map(|buffer| Argument::Pointer(buffer, 0)));
+        let rows = request.geometry.batch() * self.positions.iter().product::<usize>();
+        let all = self.a_rows(context);
+        push(&mut arguments, [rows, all - self.stage_rows, all])?;
+        push(&mut arguments, self.positions)?;
+        push(&mut arguments, self.axes.map(|axis| axis.axis.input))?;
+        push(&mut arguments, self.axes.map(|axis| axis.back()))?;
+        for axis in &self.axes {
+            let (step, inverse) = axis.step_and_inverse();
+            let Axis { kernel, stride, dilation, padding, output, .. } = axis.axis;
+            push(&mut arguments, [kernel, stride, dilation, step, inverse, padding, output])?;
+        }
+        push(&mut arguments, [self.chunks, conv.groups(), self.blocks, conv.out_channels() / conv.groups()])?;
+        push(&mut arguments, strides(request.geometry.output_shape(), request.output_format))?;
+        let first = i32::from(request.output_format == MemoryFormat::Contiguous);
+        let (code, slope) = activation_code(epilogue(&request.block)[0]);
+        arguments.extend([first, i32::from(conv.has_bias()), code].map(Argument::from));
+        arguments.push(Argument::F64(slope));
+        push(&mut arguments, [self.a_stages, self.stage_rows, self.b_stages, usize::from(self.by_work)])?;
+        let (variant, shared) = (*self.kernel, self.shared as u32);
+        Ok(Step::Launch { variant, grid: grid(self.launched)?, shared, arguments, overlap: true })
+    }
+
+    /// Rows of a panel of the packed input.
+    fn a_rows(&self, context: Context<'_>) -> usize {
+        let [batch, _, depth, height, width] = context.request.geometry.input_shape();
+        batch * depth * height * width + self.stage_rows
+    }
+}
+
+/// The longest that any of so many blocks takes for tiles of phases in turn, each of so many, as the kernel deals them out.
+fn longest(of_phases: &[f64], each: usize, blocks: usize) -> f64 {
+    let mut busy = vec![0.0; blocks];
+    for tile in 0..each * of_phases.len() {
+        let (round, at) = (tile / blocks, tile % blocks);
+        let block = if round % 2 == 1 { blocks - 1 - at } else { at };
+        busy[block] += of_phases[tile / each];
+    }
+    busy.into_iter().fold(0.0, f64::max)
+}
+
+/// Rows of a kernel's tile: of each warpgroup so many times 64.
+fn tile_rows(kernel: &Variant) -> usize {
+    64 * size(kernel, "MI") * size(kernel, "WGS")
+}

@@ -1,0 +1,168 @@
+//! Panels of 16 bytes a row: what both operands of `halo_gemm` and `gather_gemm` are packed as. The kernels' files say what
+//! the numbers mean.
+
+use super::pack::Operand;
+use super::{Argument, Buffer, Context, Step, push, strides};
+use volup::{MemoryFormat, Result};
+
+/// Threads of the packs.
+const THREADS: usize = 256;
+/// Blocks of a multiprocessor that the weight's pack is cut into at least, as far as pieces of the weight that a block
+/// brings to shared memory are no fewer than these, and no more.
+const PACK_BLOCKS: usize = 2;
+const PACK_PIECES: [usize; 2] = [256, 2304];
+/// Channels of a block where a kernel has more pieces: what they write together is whole sectors.
+const PACK_CHANNELS: usize = 4;
+
+/// How a weight is packed.
+pub(super) struct WeightPanels {
+    pub(super) operand: Operand,
+    pub(super) slices: usize,
+    /// Column blocks of a slice, and columns of one.
+    pub(super) blocks: usize,
+    pub(super) columns: usize,
+    /// Chunks of a slice, panels of one, and those that the slice's channels fill.
+    pub(super) chunks: usize,
+    pub(super) chunk_panels: usize,
+    pub(super) channel_panels: usize,
+    /// Positions of a row, and its outputs along width.
+    pub(super) block: usize,
+    pub(super) outputs: usize,
+    /// Of the width: the first position, stride and dilation; the first step, how many there are, and from one to the next.
+    pub(super) width: [usize; 3],
+    pub(super) low: i64,
+    pub(super) steps: usize,
+    pub(super) step: i64,
+    /// Taps along width that are columns of their own, else 1.
+    pub(super) taps: usize,
+}
+
+/// What blocks of the weight's pack take: the kernel's arguments of these names.
+struct WeightCut {
+    run: usize,
+    runs: usize,
+    lines: usize,
+    line_runs: usize,
+    pitch: usize,
+    each: usize,
+}
+
+impl WeightPanels {
+    /// Bytes of all of it.
+    pub(super) fn bytes(&self, context: Context<'_>) -> usize {
+        let [d_kernel, h_kernel, _] = context.request.geometry.conv().kernel_size();
+        let rows = self.slices * self.blocks * self.columns * d_kernel * h_kernel * self.steps;
+        rows * self.panels() * self.operand.parts() * 16
+    }
+
+    /// The launch that writes it: to an address of the workspace, with that of the split's scales, or else of the control
+    /// words.
+    pub(super) fn pack(&self, context: Context<'_>, to: u64, control: u64) -> Result<Step> {
+        let request = context.request;
+        let conv = request.geometry.conv();
+        let (cin, cout, groups) = (conv.in_channels(), conv.out_channels(), conv.groups());
+        let first = usize::from(request.output_format == MemoryFormat::Contiguous);
+        let mut arguments = vec![Argument::Pointer(Buffer::Weight, 0)];
+        arguments.extend([to, control].map(|at| Argument::Pointer(Buffer::Workspace, at)));
+        let cut = self.cut(context);
+        push(&mut arguments, [cut.run, cut.lines, cut.line_runs, cut.pitch, cut.each])?;
+        push(&mut arguments, [self.chunk_panels, self.chunks, self.columns, self.blocks])?;
+        push(&mut arguments, [cout / self.slices, cin / self.slices, cin / groups, cout / groups])?;
+        push(&mut arguments, [self.outputs, first, self.block, self.channel_panels])?;
+        push(&mut arguments, self.width.into_iter().chain(conv.kernel_size()))?;
+        arguments.push((self.low as i32).into());
+        push(&mut arguments, [self.steps])?;
+        arguments.push((self.step as i32).into());
+        push(&mut arguments, [self.taps])?;
+        let params = [("KIND", self.operand.panel_kind())];
+        let variant = *context.kernel("halo_pack_weight", &self.operand.types(context), &params)?;
+        let grid = [cut.runs * cut.line_runs, self.panels(), self.slices].map(|blocks| blocks as u32);
+        let shared = (cut.run * cut.pitch * 16 * self.operand.parts()) as u32;
+        Ok(Step::Launch { variant, grid, shared, arguments, overlap: false })
+    }
+
+    /// Panels of a slice.
+    fn panels(&self) -> usize {
+        self.chunks * self.chunk_panels
+    }
+
+    /// How the pack is cut into blocks.
+    fn cut(&self, context: Context<'_>) -> WeightCut {
+        let conv = context.request.geometry.conv();
+        let [d_kernel, h_kernel, w_kernel] = conv.kernel_size();
+        let (columns, slice_out) = (self.blocks * self.columns, conv.out_channels() / self.slices);
+        let first = context.request.output_format == MemoryFormat::Contiguous;
+        let (channels, each) = if self.taps > 1 {
+            (columns / self.taps, self.taps)
+        } else if first {
+            (columns.div_ceil(self.outputs), self.outputs)
+        } else {
+            (slice_out, columns.div_ceil(slice_out))
+        };
+        let (kernel_lines, panels) = (d_kernel * h_kernel, self.slices * self.panels());
+        let pieces = panels * channels * kernel_lines * w_kernel;
+        let [least, most] = PACK_PIECES;
+        let pieces = (pieces / (PACK_BLOCKS * context.device.multiprocessors))
+            .clamp(least, most / self.operand.parts());
+        // Neighbouring threads read pieces of neighbouring banks: those of a channel's columns, then the next channel's.
+        let apart = if first && self.taps == 1 { each % 8 } else { 1 };
+        let pitch = |lines: usize| lines * w_kernel + (apart + 8 - lines * w_kernel % 8) % 8;
+        // Whole kernels of pairs of channels, unless these are large.
+        let few = (pieces / pitch(1)).clamp(1, PACK_CHANNELS);
+        let run = (pieces / pitch(kernel_lines) / 2 * 2).max(few).min(channels);
+        let run = channels.div_ceil(channels.div_ceil(run)).next_multiple_of(2).min(run);
+        let lines = (1..=kernel_lines).rev().find(|&lines| run * pitch(lines) <= pieces).unwrap_or(1);
+        let pitch = pitch(lines);
+        let [runs, line_runs] = [channels.div_ceil(run), kernel_lines.div_ceil(lines)];
+        WeightCut { run, runs, lines, line_runs, pitch, each }
+    }
+}
+
+/// How an input is packed.
+pub(super) struct InputPanels {
+    pub(super) operand: Operand,
+    /// Rows of a panel, and those before the first position's.
+    pub(super) rows: usize,
+    pub(super) lead: usize,
+    /// Rows from a plane, line and position to the next, and positions of a row.
+    pub(super) pitches: [usize; 3],
+    pub(super) block: usize,
+    /// Samples.
+    pub(super) count: usize,
+    pub(super) slices: usize,
+    /// Panels of a slice, and those that its channels fill.
+    pub(super) panels: usize,
+    pub(super) channel_panels: usize,
+}
+
+impl InputPanels {
+    /// The launch that writes it, of samples from so many bytes into the input on, to an address of the workspace. It may go along
+    /// with the weight's.
+    pub(super) fn pack(
+        &self,
+        context: Context<'_>,
+        from: u64,
+        to: u64,
+        control: u64,
+        overlap: bool,
+    ) -> Result<Step> {
+        let request = context.request;
+        let [_, channels, depth, height, width] = request.geometry.input_shape();
+        let mut arguments = vec![Argument::Pointer(Buffer::Input, from)];
+        arguments.extend([to, control].map(|at| Argument::Pointer(Buffer::Workspace, at)));
+        push(&mut arguments, [self.rows, self.lead])?;
+        push(&mut arguments, self.pitches)?;
+        push(&mut arguments, [self.block, self.count, depth, height, width])?;
+        push(&mut arguments, [self.slices, channels / self.slices, self.panels, self.channel_panels])?;
+        push(&mut arguments, strides(request.geometry.input_shape(), request.input_format))?;
+        // One thread for each row, so that finding it is paid for once, unless there are few rows.
+        let most = 1 << (self.slices * self.channel_panels).min(8).ilog2();
+        let busy = context.device.multiprocessors * 4096;
+        let lanes = (busy / self.rows).max(1).next_power_of_two().min(most);
+        push(&mut arguments, [lanes])?;
+        let params = [("KIND", self.operand.panel_kind())];
+        let variant = *context.kernel("halo_pack_input", &self.operand.types(context), &params)?;
+        let grid = [self.rows.div_ceil(THREADS / lanes) as u32, 1, 1];
+        Ok(Step::Launch { variant, grid, shared: 0, arguments, overlap })
+    }
+}

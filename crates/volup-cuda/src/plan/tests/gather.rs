@@ -1,0 +1,256 @@
+//! What `gather_gemm` does, given its arguments.
+
+use super::contracts::{activate, biased};
+use super::halo::rows_of_tile;
+use super::machine::{Call, Machine};
+use std::collections::BTreeSet;
+
+/// Panels of a chunk.
+const PANELS: i64 = 8;
+/// What a block may have of a multiprocessor's shared memory.
+const SHARED: i64 = 232_448;
+/// The most stages, phases, and taps of one along an axis.
+const MOST: [i64; 3] = [60, 64, 10];
+
+/// Taps of a residue along an axis: the first, how many, from one to the next, and the voxels that they reach from position 0.
+struct Taps {
+    first: i64,
+    count: i64,
+    step: i64,
+    reached: i64,
+    back: i64,
+}
+
+impl Taps {
+    fn new(call: &Call<'_>, axis: &str, residue: i64) -> Taps {
+        let int = |name: &str| call.int(&format!("{axis}_{name}"));
+        let (kernel, stride, dilation, padding) =
+            (int("kernel"), int("stride"), int("dilation"), int("padding"));
+        let (step, back) = (int("step"), call.int(&format!("back_{axis}")));
+        let gcd = stride / step;
+        let rest = (residue + padding) % stride;
+        let first = if rest % gcd == 0 { rest / gcd * int("inverse") % step } else { kernel };
+        let count = (kernel - first + step - 1).max(0) / step;
+        // The definition itself.
+        let at = |tap: i64| residue + padding - tap * dilation;
+        let right: Vec<i64> = (0..kernel).filter(|&tap| at(tap).rem_euclid(stride) == 0).collect();
+        assert!(
+            right.iter().copied().eq((0..count).map(|tap| first + tap * step)),
+            "taps of {axis} {residue}"
+        );
+        for (turn, &tap) in (0..).zip(&right) {
+            assert_eq!(at(tap) / stride, at(first) / stride - turn * back, "{axis} {residue}");
+        }
+        Taps { first, count, step, reached: at(first) / stride, back }
+    }
+
+    /// Pairs of neighbouring taps of the two residues along width, of which the first lacks its first if the padding is odd.
+    fn pairs(call: &Call<'_>) -> Taps {
+        let [kernel, stride, dilation, padding] =
+            call.ints(["w_kernel", "w_stride", "w_dilation", "w_padding"]);
+        assert!(stride == 2 && dilation == 1 && call.int("back_w") == 1 && call.int("channels_first") == 1);
+        let first = -(padding % 2);
+        Taps { first, count: (kernel - first + 1) / 2, step: 2, reached: (padding + 1) / 2, back: 1 }
+    }
+}
+
+/// The parts of the workspace that it may touch, each with its number of elements.
+pub fn extents(call: &Call<'_>) -> Vec<(&'static str, i64)> {
+    let product = |names: &[&str]| names.iter().map(|name| call.int(name)).product::<i64>();
+    let e = 16 / call.pointer("a").width as i64;
+    let columns = call.size("BN") / call.size("RW");
+    let taps = product(&["slices", "blocks", "d_kernel", "h_kernel", "w_kernel", "chunks"]);
+    vec![("a", product(&["slices", "chunks", "a_rows"]) * PANELS * e), ("b", taps * PANELS * columns * e)]
+}
+
+/// Phases: residues along depth, height and, unless these are columns, width.
+fn phases(call: &Call<'_>) -> Vec<[i64; 3]> {
+    let [d, h, w] = call.ints(["d_stride", "h_stride", "w_stride"]);
+    let w = w / call.size("RW");
+    let all = (0..d).flat_map(|rd| (0..h).flat_map(move |rh| (0..w).map(move |rw| [rd, rh, rw])));
+    let mut all: Vec<[i64; 3]> = all.collect();
+    if call.int("by_work") == 1 {
+        all.sort_by_key(|&residues| -taps(call, residues).iter().map(|taps| taps.count).product::<i64>());
+    }
+    all
+}
+
+fn taps(call: &Call<'_>, [rd, rh, rw]: [i64; 3]) -> [Taps; 3] {
+    let width = if call.size("RW") == 2 { Taps::pairs(call) } else { Taps::new(call, "w", rw) };
+    [Taps::new(call, "d", rd), Taps::new(call, "h", rh), width]
+}
+
+/// What the sizes, the grid and the shared memory have to be.
+pub fn check(call: &Call<'_>) {
+    let [bn, mi, wgs] = ["BN", "MI", "WGS"].map(|name| call.size(name));
+    let [a_stages, stage_rows, b_stages] = call.ints(["a_stages", "stage_rows", "b_stages"]);
+    let rings = PANELS * 16 * (a_stages * stage_rows + b_stages * bn);
+    assert_eq!(call.shared, 4608 + wgs * (16 * bn + 4096 * mi + 1024) + rings);
+    assert!(call.shared <= SHARED && i64::from(call.variant.threads) == 128 * (wgs + 1));
+    assert!(a_stages >= 2 && b_stages >= 2 && a_stages + b_stages <= MOST[0] && stage_rows % 8 == 0);
+    assert!(call.grid[0] > 0 && call.grid[1..] == [1, 1] && [0, 1].contains(&call.int("by_work")));
+    let [d, h, w] = call.ints(["d_stride", "h_stride", "w_stride"]);
+    assert!(d * h * w / call.size("RW") <= MOST[1] && w % call.size("RW") == 0);
+    // Lines and planes of positions are no shorter than those of voxels.
+    for [positions, voxels] in [["pd", "in_d"], ["ph", "in_h"], ["pw", "in_w"]] {
+        assert!(call.int(positions) >= call.int(voxels));
+    }
+    let [rows, pd, ph, pw, a_rows] = call.ints(["rows", "pd", "ph", "pw", "a_rows"]);
+    assert_eq!(
+        rows / (pd * ph * pw) * call.ints(["in_d", "in_h", "in_w"]).iter().product::<i64>(),
+        call.int("voxels")
+    );
+    assert!(rows % (pd * ph * pw) == 0 && a_rows >= call.int("voxels") + stage_rows);
+}
+
+/// The first voxel that rows from a position on may reach by a tap along depth and the last ones along the others: where one
+/// is past an edge, the first of the next line, plane or sample that positions reach.
+fn first_reached(call: &Call<'_>, at: [i64; 4], [depth, height, width]: &[Taps; 3], ad: i64) -> i64 {
+    let [in_d, in_h, in_w] = call.ints(["in_d", "in_h", "in_w"]);
+    let behind = [ad * depth.back, (height.count - 1) * height.back, (width.count - 1) * width.back];
+    let [moved_d, moved_h, moved_w] =
+        [0, 1, 2].map(|axis| [depth, height, width][axis].reached - behind[axis]);
+    let first = [moved_d, moved_h, moved_w].map(|moved| moved.max(0));
+    let [mut n, mut d, mut h, mut w] = [at[0], at[1] + moved_d, at[2] + moved_h, at[3] + moved_w];
+    if w >= in_w {
+        (h, w) = (h + 1, first[2]);
+    }
+    if h >= in_h {
+        (d, h, w) = (d + 1, first[1], first[2]);
+    }
+    if d >= in_d {
+        (n, d, h, w) = (n + 1, first[0], first[1], first[2]);
+    } else if d < 0 {
+        (d, h, w) = (0, first[1], first[2]);
+    } else if h < 0 {
+        (h, w) = (0, first[2]);
+    }
+    (((n * in_d + d) * in_h + h) * in_w + w.max(0)).min(call.int("voxels"))
+}
+
+/// Does what a launch does.
+pub fn run(call: &Call<'_>, machine: &mut Machine) {
+    check(call);
+    let bm = rows_of_tile(call);
+    let [rows, slices, blocks] = call.ints(["rows", "slices", "blocks"]);
+    let (all, phases) = (slices * blocks, phases(call));
+    let count = phases.len() as i64;
+    let row_tiles = (rows + bm - 1) / bm;
+    let (tiles, turn) = (row_tiles * count * all, (call.grid[0] / (all * count)).max(1));
+    let mut seen = BTreeSet::new();
+    for round in 0..(tiles + call.grid[0] - 1) / call.grid[0] {
+        for block in 0..call.grid[0] {
+            let back = call.int("by_work") == 1 && round % 2 == 1;
+            let index = round * call.grid[0] + if back { call.grid[0] - 1 - block } else { block };
+            if index >= tiles {
+                continue;
+            }
+            assert!(seen.insert(index));
+            let rest = index / all;
+            let (phase, row_tile) = if call.int("by_work") == 1 {
+                (rest / row_tiles, rest % row_tiles)
+            } else {
+                ((rest % count + rest / count / turn) % count, rest / count)
+            };
+            tile(call, machine, row_tile * bm, index % all, phases[phase as usize]);
+        }
+    }
+    assert_eq!(seen.len() as i64, tiles);
+}
+
+/// A row's sample and position.
+fn position(call: &Call<'_>, row: i64) -> [i64; 4] {
+    let [pd, ph, pw] = call.ints(["pd", "ph", "pw"]);
+    [row / pw / ph / pd, row / pw / ph % pd, row / pw % ph, row % pw]
+}
+
+fn tile(call: &Call<'_>, machine: &mut Machine, row0: i64, column_block: i64, residues: [i64; 3]) {
+    let (bm, bn, of_row) = (rows_of_tile(call), call.size("BN"), call.size("RW"));
+    let channels = bn / of_row;
+    let [rows, voxels, a_rows, stage_rows] = call.ints(["rows", "voxels", "a_rows", "stage_rows"]);
+    let sizes = call.ints(["in_d", "in_h", "in_w"]);
+    let [chunks, blocks, d_kernel, h_kernel, w_kernel] =
+        call.ints(["chunks", "blocks", "d_kernel", "h_kernel", "w_kernel"]);
+    let (a, b) = (call.pointer("a"), call.pointer("b"));
+    let e = 16 / a.width as i64;
+    let taps = taps(call, residues);
+    assert!(taps.iter().all(|taps| taps.count <= MOST[2]));
+    let there = taps.iter().all(|taps| taps.count > 0);
+    let [depth, height, width] = &taps;
+    let here = bm.min(rows - row0);
+    let mut sum = vec![0.0; (here * bn) as usize];
+    let length = bm + (height.count - 1) * height.back * sizes[2] + (width.count - 1) * width.back;
+    assert!(!there || length <= stage_rows, "{length} of {stage_rows}");
+    for ad in 0..if there { depth.count } else { 0 } {
+        let from = first_reached(call, position(call, row0), &taps, ad);
+        assert!(from >= 0 && from + length <= a_rows);
+        for (chunk, ah, aw) in (0..chunks)
+            .flat_map(|chunk| (0..height.count).map(move |ah| (chunk, ah)))
+            .flat_map(|(chunk, ah)| (0..width.count).map(move |aw| (chunk, ah, aw)))
+        {
+            let line = column_block * d_kernel + depth.first + ad * depth.step;
+            let line = (line * chunks + chunk) * h_kernel + height.first + ah * height.step;
+            for rr in 0..of_row {
+                let tap = width.first + aw * width.step + rr;
+                if !(0..w_kernel).contains(&tap) {
+                    continue;
+                }
+                let unit = (line * w_kernel + tap) * PANELS * channels;
+                for row in 0..here {
+                    let [n, at @ ..] = position(call, row0 + row);
+                    let back = [ad * depth.back, ah * height.back, aw * width.back];
+                    let voxel = [0, 1, 2].map(|axis| at[axis] + taps[axis].reached - back[axis]);
+                    if (0..3).any(|axis| !(0..sizes[axis]).contains(&voxel[axis])) {
+                        continue;
+                    }
+                    let voxel = ((n * sizes[0] + voxel[0]) * sizes[1] + voxel[1]) * sizes[2] + voxel[2];
+                    assert!((from..from + length).contains(&voxel) && voxel < voxels, "{voxel} of {from}");
+                    for (panel, k) in (0..PANELS).flat_map(|panel| (0..e).map(move |k| (panel, k))) {
+                        let panels = column_block / blocks * chunks + chunk;
+                        let x = machine.read(a, ((panels * PANELS + panel) * a_rows + voxel) * e + k);
+                        if x == 0.0 {
+                            continue;
+                        }
+                        let sums = &mut sum[(row * bn + rr * channels) as usize..][..channels as usize];
+                        for (column, sum) in (0..).zip(sums) {
+                            *sum += x * machine.read(b, (unit + panel * channels + column) * e + k);
+                        }
+                    }
+                }
+            }
+        }
+    }
+    finish(call, machine, &sum, row0, column_block, residues);
+}
+
+/// Writes what are outputs of a tile to y, with the bias and through the activation.
+fn finish(
+    call: &Call<'_>,
+    machine: &mut Machine,
+    sum: &[f64],
+    row0: i64,
+    column_block: i64,
+    residues: [i64; 3],
+) {
+    let (bn, channels_of_tile) = (call.size("BN"), call.size("BN") / call.size("RW"));
+    let [blocks, channels] = call.ints(["blocks", "channels"]);
+    let strides = call.ints(["d_stride", "h_stride", "w_stride"]);
+    let sizes = call.ints(["d_out", "h_out", "w_out"]);
+    let [y_n, y_c, y @ ..] = call.ints(["y_n", "y_c", "y_d", "y_h", "y_w"]);
+    for (at, &sum) in (0..).zip(sum) {
+        let [n, position @ ..] = position(call, row0 + at / bn);
+        let (co, rr) = (
+            column_block % blocks * channels_of_tile + at % bn % channels_of_tile,
+            at % bn / channels_of_tile,
+        );
+        let mut output = [0, 1, 2].map(|axis| position[axis] * strides[axis] + residues[axis]);
+        output[2] += rr;
+        if co >= channels || (0..3).any(|axis| output[axis] >= sizes[axis]) {
+            continue;
+        }
+        let co = column_block / blocks * channels + co;
+        let sum = sum + biased(call, machine, call.pointer("bias"), co);
+        let to = n * y_n + co * y_c + (0..3).map(|axis| output[axis] * y[axis]).sum::<i64>();
+        machine.write(call.pointer("y"), to, activate(call, sum, ["activation", "slope"]));
+    }
+}

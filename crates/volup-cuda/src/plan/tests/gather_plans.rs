@@ -1,0 +1,134 @@
+//! What plans of `gather_gemm` compute, and where they apply.
+
+use super::manifest::with_multiprocessors;
+use super::results::{Example, kernels, unnoticed_of};
+use super::{FORMATS, fits, launches};
+use crate::plan::{Plan, Request};
+use crate::{Algorithm, DeviceInfo, Variant};
+use std::collections::BTreeSet;
+use volup::testing::{Case, cases};
+use volup::{DType, MemoryFormat, Precision};
+
+/// What the table has not, and why.
+const ROWS: [(&str, &str); 9] = [
+    (
+        "n 5, 6x6x6, 9>7, k 3, s 2, p 1, op 1, bias, relu",
+        "voxels that the first position does not reach, many tiles",
+    ),
+    (
+        "n 3, 4x5x6, 70>9, k 4, s 2, p 1, bias",
+        "two chunks; pairs of taps of which the first and the last lack one",
+    ),
+    (
+        "n 3, 4x4x5, 9>70, k 3x2x5, s 2x1x2, p 0x1x2, bias",
+        "two column blocks, an even padding, positions past the input",
+    ),
+    (
+        "n 2, 4x3x5, 8>6, k 5x1x3, s 3x2x2, p 2x0x1, d 1x1x3, bias",
+        "residues without taps, taps of residues that lie apart",
+    ),
+    ("n 2, 5x4x7, 24>18, k 3, s 2, p 1, g 3, leaky_relu(0.1)", "groups"),
+    ("n 2, 4x9x8, 6>5, k 3x5x6, p 2x4x5, bias", "a cropped output, fewer of which there are than voxels"),
+    ("n 2, 3x4x9, 8>6, k 2x3x3, d 2x1x2, tanh, gn 3", "a curved activation, and a norm"),
+    ("n 4, 3x9x9, 8>6, k 3x3x1, s 1x1x2, bias", "a lattice along width"),
+    ("n 9, 2x3x3, 8>6, k 10x1x2, bias", "the most taps along an axis"),
+];
+
+fn own() -> Vec<Case> {
+    ROWS.iter().map(|(line, why)| Case::parse("gather", line, why).expect("a valid case")).collect()
+}
+
+/// The plans of this family.
+fn plans(request: &Request, device: &DeviceInfo, variants: &[&Variant]) -> Vec<Plan> {
+    let mut plans = Plan::candidates(request, device, variants, usize::MAX).expect("plans");
+    plans.retain(|plan| plan.algorithm == Algorithm::GatherGemm);
+    plans
+}
+
+#[test]
+fn gather_gemm_computes_the_definition() {
+    let (mut kernels_found, mut count, mut by_work) = (BTreeSet::new(), 0, BTreeSet::new());
+    let all = kernels(&with_multiprocessors(132), None);
+    let all: Vec<&Variant> = all.iter().collect();
+    for (multiprocessors, dtype, precision) in [
+        (132, DType::F32, Precision::Tf32),
+        (3, DType::F16, Precision::Ieee),
+        (1, DType::Bf16, Precision::Ieee),
+    ] {
+        let device = with_multiprocessors(multiprocessors);
+        let table = cases().into_iter().filter(|case| case.batch != Some(0));
+        for (turn, case) in table.chain(own()).enumerate() {
+            let example = Example::new(&case, dtype, |_, _| {});
+            let format = FORMATS[turn % 3 / 2];
+            let request = example.request(Algorithm::GatherGemm, precision, [format; 2]);
+            for plan in plans(&request, &device, &all).into_iter().skip(turn / 3 % 2).step_by(2) {
+                println!("{case}; {dtype}, {precision}, {format}; {plan}");
+                launches(&plan).iter().for_each(|call| fits(call, &plan, &format!("{request:?}")));
+                let (deviation, needed) = example.run(&plan, &request);
+                assert!(deviation.is_ok() && !needed, "{deviation}");
+                let product =
+                    launches(&plan).into_iter().find(|call| call.kernel() == "gather_gemm").expect("one");
+                kernels_found.insert(product.variant.name);
+                by_work.insert(product.int("by_work"));
+                count += 1;
+            }
+        }
+    }
+    let of_family = all.iter().filter(|kernel| kernel.entry == "gather_gemm");
+    assert_eq!(kernels_found, of_family.map(|kernel| kernel.name).collect());
+    assert!(count > 100 && by_work.len() == 2, "{count}, {by_work:?}");
+}
+
+#[test]
+fn what_gather_gemm_is_not_for_is_left_to_others() {
+    let device = with_multiprocessors(132);
+    let all = kernels(&device, None);
+    let all: Vec<&Variant> = all.iter().collect();
+    let of = |line: &str, format: MemoryFormat, dtype: DType, precision: Precision| {
+        let case = Case::parse("given", line, "given").expect("a valid case");
+        let example = Example::new(&case, dtype, |_, _| {});
+        plans(&example.request(Algorithm::GatherGemm, precision, [format; 2]), &device, &all)
+    };
+    let strided = "n 1, 3x3x9, 8>6, k 3, s 2";
+    for format in FORMATS {
+        assert!(!of(strided, format, DType::F32, Precision::Tf32).is_empty());
+        // Two parts, and what the tensor cores cannot multiply.
+        assert!(of(strided, format, DType::F32, Precision::Ieee).is_empty());
+        assert!(of(strided, format, DType::F64, Precision::Tf32).is_empty());
+    }
+    // Residues of NDHWC are no neighbours, nor are those of other strides.
+    let pairs = |line: &str, format| {
+        of(line, format, DType::Bf16, Precision::Ieee).iter().any(|plan| plan.to_string().contains("/2,"))
+    };
+    assert!(pairs(strided, FORMATS[0]) && !pairs(strided, FORMATS[1]));
+    assert!(
+        !pairs("n 1, 3x3x9, 8>6, k 3", FORMATS[0]) && !pairs("n 1, 3x3x9, 8>6, k 3, s 2, d 3", FORMATS[0])
+    );
+    // Outputs that no tap reaches, more phases or taps than there are tables for.
+    for line in ["n 1, 3x3x9, 8>6, k 1, s 2", "n 1, 3x3x9, 8>6, k 5, s 5", "n 1, 3x3x9, 8>6, k 1x1x11"] {
+        assert!(of(line, FORMATS[0], DType::F32, Precision::Tf32).is_empty(), "{line}");
+    }
+}
+
+#[test]
+fn a_wrong_argument_shows() {
+    let device = with_multiprocessors(2);
+    let all = kernels(&device, None);
+    let all: Vec<&Variant> = all.iter().collect();
+    let line = "n 2, 3x4x5, 40>70, k 3x4x3, s 2, p 1, op 0x1x0, bias, relu";
+    let case = Case::parse("wrong", line, "all arguments matter").expect("a valid case");
+    let example = Example::new(&case, DType::F32, |_, _| {});
+    let request = example.request(Algorithm::GatherGemm, Precision::Tf32, [FORMATS[0]; 2]);
+    let wrong = [
+        ("halo_pack_input", "pd ph pw n slices slice_in panels"),
+        ("gather_gemm", "rows voxels a_rows pd ph pw in_d in_h in_w back_d back_h back_w"),
+        ("gather_gemm", "d_kernel d_stride d_dilation d_step d_inverse d_padding d_out"),
+        ("gather_gemm", "h_kernel h_stride h_dilation h_step h_inverse h_padding h_out"),
+        ("gather_gemm", "w_kernel w_stride w_dilation w_padding w_out chunks slices blocks channels"),
+        ("gather_gemm", "y_n y_c y_d y_h y_w has_bias a_stages stage_rows b_stages"),
+    ];
+    for plan in plans(&request, &device, &all).iter().filter(|plan| plan.to_string().contains(" 128x")) {
+        let unnoticed = unnoticed_of(&example, &request, plan, &wrong);
+        assert!(unnoticed.is_empty(), "{unnoticed:?} may be wrong: {plan}");
+    }
+}

@@ -1,0 +1,480 @@
+// Gather GEMM: `halo_gemm`'s matrix product for layers of many channels and few voxels.
+//
+// `halo_gemm`'s rows have gaps where taps reach past an edge, and its columns include residues along width that lack a tap:
+// for a kernel of 3, a stride of 2 and 6 voxels a side more than half of what it multiplies are zeros. Here rows are
+// positions without gaps, and residues along every axis are phases, so that only taps that are there are multiplied. Shifted
+// rows of a plane without gaps are no regular pattern: each warp gathers its operand A with `ldmatrix`, whose lanes name the
+// rows; a row whose tap reaches past an edge is one of zeros.
+//
+// # What is computed
+//
+// Per axis output `o = s*j + residue` of position `j` sums over the taps `t` with `t*d = o + p (mod s)`, each at input
+// `i = (o + p - t*d)/s`. A row is a position: `R = ((n*pd + jd)*ph + jh)*pw + jw`. Residues are phases; with RW = 2, for a stride of
+// 2 along width, both of them are columns: of each their channels.
+//
+// - **A**, written by `halo_pack_input` or `gradient_rows` without gaps: panels of 16 bytes a voxel (E elements: 8 of 16 bits or 4 of
+//   32), voxels in the order of NDHW. A slice (group) has `chunks * PANELS` panels; those past its last channel are zeros.
+//   Panels are `a_rows` rows apart, at least `stage_rows` more than there are voxels; what those hold does not matter.
+// - **B**, written by `halo_pack_weight`: of each tap PANELS panels of BN/RW rows (output channels) of 16 bytes, in the order
+//   [slice][column block][td][chunk][th][tw]. A unit is a tap or, of two residues, a pair of neighbours along width.
+//
+// # How
+//
+// Persistent blocks of WGS consumer warpgroups and one producer warp. A tile is BM = 64*MI*WGS rows of one phase by BN columns.
+// For each tap along depth and chunk of channels the producer copies a stage of A, the voxels that the tile's rows reach by
+// all taps along height and width, and for each of these taps a unit of B. A warp loads the fragments of the next unit's rows
+// while the matrix instructions take those of this one from registers. Sums go to y as `halo_gemm`'s do.
+//
+// Shared memory, in order: barriers, at 1 KB divisors, rows of zeros, phases, at 4608 bytes tables of columns for each
+// warpgroup, staging areas for each warp, A's ring (`a_stages`), B's ring (`b_stages`).
+//
+// # What it takes
+//
+// It may be launched so that it starts while the packs still run: it waits for them itself.
+//
+// Block: 128 threads a warpgroup, and 128 for the producer. Grid: any number of blocks along the first axis. With `by_work`,
+// for few tiles, phases with most taps come first, and a block's next tile is as far from the other end of all blocks' as
+// its last one was from theirs; else tiles of a row are of one phase after the other. Bytes of dynamic shared memory:
+// `4608 + WGS*(16*BN + 4096*MI + 1024) + PANELS*16*(a_stages*stage_rows + b_stages*BN)`; `stage_rows` a multiple of 8, at
+// least two stages of each, at most 60 of both together; at most 64 phases, of at most 10 taps along an axis.
+//
+// Parameters, in order:
+//
+// 1. `a`, `b`, `bias`, `y`.
+// 2. i32: `rows`, `voxels` (of all samples), `a_rows`, `pd`, `ph`, `pw` (positions), `in_d`, `in_h`, `in_w` (voxels), `back_d`, `back_h`, `back_w`
+//    (voxels along an axis from a tap of a residue to the next).
+// 3. Of depth: `kernel`, `stride`, `dilation`, `step`, `inverse`, `padding`, `out`; the same of height and width.
+// 4. `chunks`, `slices`, `blocks` (of columns of a slice), `channels` (of a slice).
+// 5. `y_n`, `y_c`, `y_d`, `y_h`, `y_w`.
+// 6. `channels_first`, `has_bias`, `activation`, `slope` (f64).
+// 7. `a_stages`, `stage_rows`, `b_stages`, `by_work`.
+
+/// Residues along width that are columns, those of a channel in the epilogue beside each other.
+#if RW == 2
+#define TAPS 2
+#define W_STRIDE 2
+#endif
+
+#include "divisor.cuh"
+#include "halo_epilogue.cuh"
+#include "launch.cuh"
+#include "mma.cuh"
+#include "register_operand.cuh"
+#include "warp_meet.cuh"
+
+/// Panels of a chunk, and steps of 32 bytes of K.
+constexpr int PANELS = 8, STEPS = PANELS / 2;
+/// The most taps of a phase along an axis.
+constexpr int TAPS_OF_AXIS = 10;
+constexpr int FIXED = 4608;
+
+/// What the numbers of all tiles are divided by.
+struct Divisors {
+    Divisor all, phases, of_phase, turn, width, height, depth;
+};
+constexpr int DIVISORS = sizeof(Divisors) / sizeof(Divisor);
+
+/// One axis.
+struct Axis {
+    int kernel, stride, dilation, step, inverse, padding, out;
+
+    /// The first tap of outputs of a residue, `kernel` if there is none, and how many taps they have.
+    __device__ int first_tap(int residue) const {
+        const int gcd = stride / step, rest = (residue + padding) % stride;
+        return rest % gcd ? kernel : (rest / gcd * inverse) % step;
+    }
+    __device__ int taps(int first) const { return max(kernel - first + step - 1, 0) / step; }
+    /// The voxel that a tap reaches from position 0.
+    __device__ int reached(int tap, int residue) const { return (residue + padding - tap * dilation) / stride; }
+};
+
+struct Sizes {
+    int rows, voxels, a_rows, pd, ph, pw, in_d, in_h, in_w, back_d, back_h, back_w;
+    Axis d, h, w;
+    int chunks, slices, blocks, channels;
+    int y_n, y_c, y_d, y_h, y_w;
+    int channels_first, has_bias, activation;
+    int a_stages, stage_rows, b_stages, by_work;
+};
+
+/// Residues along all axes: first taps, how many there are, and the voxel that the first ones reach from position 0.
+struct Phase {
+    int rd, rh, rw, td, th, tw, nd, nh, nw, cd, ch, cw;
+
+    Phase(const Phase &) = default;
+    __device__ Phase(const Sizes &s, int phase) {
+        const int along_w = s.w.stride / RW;
+        rw = phase % along_w;
+        rh = phase / along_w % s.h.stride;
+        rd = phase / along_w / s.h.stride;
+        td = s.d.first_tap(rd), th = s.h.first_tap(rh), tw = s.w.first_tap(rw);
+        nd = s.d.taps(td), nh = s.h.taps(th), nw = s.w.taps(tw);
+        cd = s.d.reached(td, rd), ch = s.h.reached(th, rh), cw = s.w.reached(tw, rw);
+        // Two residues that see the same voxels: taps in pairs, of which the first may lack its first, and the last its second.
+        if (RW == 2) tw = -(s.w.padding % 2), nw = (s.w.kernel - tw + 1) / 2, cw = (s.w.padding + 1) / 2;
+        if (nd * nh * nw == 0) nd = nh = nw = 0;
+    }
+    __device__ int taps() const { return nd * nh * nw; }
+};
+
+/// A row's sample and position.
+struct Position {
+    int n, d, h, w;
+
+    __device__ __forceinline__ Position(const Sizes &s, const Divisors &by, int row) {
+        const int line = by.width.divide(row), plane = by.height.divide(line);
+        n = by.depth.divide(plane);
+        d = plane - n * s.pd;
+        h = line - plane * s.ph;
+        w = row - line * s.pw;
+    }
+};
+
+/// A tile: rows of one phase by a block of columns.
+struct Tile {
+    int row0, column_block;
+    /// In registers: what waits for barriers would read memory anew.
+    Phase phase;
+    Position at;
+
+    __device__ __forceinline__ Tile(const Sizes &s, const Divisors &by, const Phase *phases, int tile)
+        : column_block(tile - by.all.divide(tile) * by.all.by), phase(phases[chosen(s, by, by.all.divide(tile), &row0)]), at(s, by, row0) {}
+
+    /// The phase, and the first row.
+    __device__ __forceinline__ static int chosen(const Sizes &s, const Divisors &by, int rest, int *row0) {
+        if (s.by_work) {
+            const int phase = by.of_phase.divide(rest);
+            *row0 = (rest - phase * by.of_phase.by) * BM;
+            return phase;
+        }
+        // Phases differ in their work, so a block's turns through all of them.
+        const int row_tile = by.phases.divide(rest), phase = rest - row_tile * by.phases.by + by.turn.divide(row_tile);
+        *row0 = row_tile * BM;
+        return phase - by.phases.divide(phase) * by.phases.by;
+    }
+
+    /// The first voxel, in the order of NDHW, that rows of the tile reach by a tap along depth and the last ones along height and
+    /// width; any reach further on by those before these, at most as far as there are rows and taps more.
+    __device__ __forceinline__ int from(const Sizes &s, int ad) const {
+        const int cd = phase.cd - ad * s.back_d, ch = phase.ch - (phase.nh - 1) * s.back_h, cw = phase.cw - (phase.nw - 1) * s.back_w;
+        // The first ones that any position reaches along each axis: a row past an edge is followed by one of the next line there.
+        const int first_d = max(cd, 0), first_h = max(ch, 0), first_w = max(cw, 0);
+        int n = at.n, id = at.d + cd, ih = at.h + ch, iw = at.w + cw;
+        if (iw >= s.in_w) ih++, iw = first_w;
+        if (ih >= s.in_h) id++, ih = first_h, iw = first_w;
+        if (id >= s.in_d)
+            n++, id = first_d, ih = first_h, iw = first_w;
+        else if (id < 0)
+            id = 0, ih = first_h, iw = first_w;
+        else if (ih < 0)
+            ih = 0, iw = first_w;
+        iw = max(iw, 0);
+        return min(((n * s.in_d + id) * s.in_h + ih) * s.in_w + iw, s.voxels);
+    }
+};
+
+/// The turn of a block's tile among all: by work, turns go to and fro.
+__device__ __forceinline__ int tile_of(int round, int by_work) {
+    return round * gridDim.x + (by_work && round & 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
+    const char *a, const char *b, const Element *bias, Element *y, int rows, int voxels, int a_rows, int pd, int ph, int pw, int in_d, int in_h,
+    int in_w, int back_d, int back_h, int back_w, int d_kernel, int d_stride, int d_dilation, int d_step,
+    int d_inverse, int d_padding, int d_out, int h_kernel, int h_stride, int h_dilation, int h_step, int h_inverse, int h_padding, int h_out,
+    int w_kernel, int w_stride, int w_dilation, int w_step, int w_inverse, int w_padding, int w_out, int chunks, int slices, int blocks, int channels,
+    int y_n, int y_c, int y_d, int y_h, int y_w, int channels_first, int has_bias, int activation, double slope, int a_stages,
+    int stage_rows, int b_stages, int by_work) {
+    extern __shared__ __align__(128) char memory[];
+    const Sizes s = {rows, voxels, a_rows, pd, ph, pw, in_d, in_h, in_w, back_d, back_h, back_w,
+                     {d_kernel, d_stride, d_dilation, d_step, d_inverse, d_padding, d_out},
+                     {h_kernel, h_stride, h_dilation, h_step, h_inverse, h_padding, h_out},
+                     {w_kernel, w_stride, w_dilation, w_step, w_inverse, w_padding, w_out},
+                     chunks, slices, blocks, channels,
+                     y_n, y_c, y_d, y_h, y_w, channels_first, has_bias, activation,
+                     a_stages, stage_rows, b_stages, by_work};
+    constexpr int OF_TAP = PANELS * CHANNELS * 16, UNIT = RW * OF_TAP;
+    const unsigned full_a = shared(memory), empty_a = full_a + 8 * a_stages;
+    const unsigned full_b = empty_a + 8 * a_stages, empty_b = full_b + 8 * b_stages;
+    const int panel_bytes = 16 * stage_rows, stage_bytes = PANELS * panel_bytes;
+    Divisors *const by = (Divisors *)(memory + 1024);
+    uint4 *const zeros = (uint4 *)(memory + 1280);
+    Phase *const phases = (Phase *)(memory + 1408);
+    char *const tables = memory + FIXED;
+    const unsigned ring_a = shared(memory) + FIXED + WGS * (16 * BN + 16 * STAGING), ring_b = ring_a + a_stages * stage_bytes;
+    const int phase_count = d_stride * h_stride * (w_stride / RW), all = slices * blocks, row_tiles = (rows + BM - 1) / BM;
+    const int tiles = row_tiles * phase_count * all;
+
+    if (threadIdx.x == 0) {
+#pragma unroll 1
+        for (int i = 0; i < a_stages; i++) {
+            barrier_init(full_a + 8 * i, 1);
+            barrier_init(empty_a + 8 * i, CONSUMERS / 32);
+        }
+#pragma unroll 1
+        for (int i = 0; i < b_stages; i++) {
+            barrier_init(full_b + 8 * i, 1);
+            barrier_init(empty_b + 8 * i, CONSUMERS / 32);
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    // Each by a thread of its own: they take long.
+    if (threadIdx.x >= 32 && threadIdx.x < 32 + DIVISORS) {
+        const int turn = max((int)gridDim.x / (all * phase_count), 1), at = threadIdx.x - 32;
+        const int numbers[DIVISORS] = {all, phase_count, row_tiles, turn, pw, ph, pd};
+        int number = 0;
+#pragma unroll
+        for (int i = 0; i < DIVISORS; i++) number = at == i ? numbers[i] : number;
+        ((Divisor *)by)[at] = Divisor(number);
+    }
+    if (threadIdx.x >= 64 && threadIdx.x < 72) zeros[threadIdx.x - 64] = make_uint4(0, 0, 0, 0);
+    const int own = threadIdx.x % phase_count;
+    const Phase phase(s, own);
+    if (threadIdx.x < phase_count) phases[own] = phase;
+    __syncthreads();
+    if (by_work) {
+        // Those with most taps first.
+        int rank = 0;
+        for (int other = 0; other < phase_count; other++) {
+            const int more = phases[other].taps() - phase.taps();
+            rank += more > 0 || more == 0 && other < own;
+        }
+        __syncthreads();
+        if (threadIdx.x < phase_count) phases[rank] = phase;
+        __syncthreads();
+    }
+    await_previous();
+
+    if (threadIdx.x >= CONSUMERS) {
+        // The producer: one warp.
+        if (ALONE) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
+        if (threadIdx.x >= CONSUMERS + 32) return;
+        const int lane = threadIdx.x % 32;
+        const long long a_panel = 16ll * a_rows;
+        int at_a = 0, phase_a = 1, at_b = 0, phase_b = 1;
+#pragma unroll 1
+        for (int round = 0; round * gridDim.x < tiles; round++) {
+            const int index = tile_of(round, by_work);
+            if (index >= tiles) continue;
+            const Tile t(s, *by, phases, index);
+            const int slice = t.column_block / blocks;
+            const int length = BM + (t.phase.nh - 1) * back_h * in_w + (t.phase.nw - 1) * back_w;
+#pragma unroll 1
+            for (int ad = 0; ad < t.phase.nd; ad++) {
+                const char *from = a + 16ll * t.from(s, ad) + (long long)slice * chunks * PANELS * a_panel;
+#pragma unroll 1
+                for (int chunk = 0; chunk < chunks; chunk++) {
+                    if (lane == 0) {
+                        barrier_wait(empty_a + 8 * at_a, phase_a);
+                        barrier_expect(full_a + 8 * at_a, PANELS * length * 16);
+                    }
+                    __syncwarp();
+                    if (lane < PANELS)
+                        copy(ring_a + at_a * stage_bytes + lane * panel_bytes, from + (chunk * PANELS + lane) * a_panel, length * 16, full_a + 8 * at_a);
+                    if (++at_a == a_stages) at_a = 0, phase_a ^= 1;
+#pragma unroll 1
+                    for (int ah = 0; ah < t.phase.nh; ah++) {
+                        const int td = t.phase.td + ad * d_step, th = t.phase.th + ah * h_step;
+                        const long long line = (((long long)t.column_block * d_kernel + td) * chunks + chunk) * h_kernel + th;
+#pragma unroll 1
+                        for (int aw = 0; aw < t.phase.nw; aw++) {
+                            // Of a pair of taps what is there.
+                            const int tap = t.phase.tw + aw * (RW == 2 ? 2 : w_step), first = max(tap, 0);
+                            const int bytes = (RW == 2 ? min(tap + 2, w_kernel) - first : 1) * OF_TAP;
+                            if (lane == 0) {
+                                barrier_wait(empty_b + 8 * at_b, phase_b);
+                                barrier_expect(full_b + 8 * at_b, bytes);
+                                copy(ring_b + at_b * UNIT + (first - tap) * OF_TAP, b + (line * w_kernel + first) * OF_TAP, bytes, full_b + 8 * at_b);
+                            }
+                            if (++at_b == b_stages) at_b = 0, phase_b ^= 1;
+                        }
+                    }
+                }
+            }
+        }
+        return;
+    }
+
+    // A consumer.
+    if (ALONE) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
+    const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
+    const int thread = threadIdx.x % 128, lane = threadIdx.x % 32;
+    int *column_at = (int *)(tables + warpgroup * 16 * BN), *column_rr = column_at + BN;
+    float *column_bias = (float *)(column_rr + BN);
+    float *staged = (float *)(tables + WGS * 16 * BN) + threadIdx.x / 32 * STAGING;
+    // The rows of zeros, and the panel that this lane names for `ldmatrix`.
+    const unsigned zero = shared(zeros), panel = lane / 16 * panel_bytes;
+    int at_a = 0, phase_a = 0, at_b = 0, phase_b = 0, known = -1;
+
+#pragma unroll 1
+    for (int round = 0; round * gridDim.x < tiles; round++) {
+        const int index = tile_of(round, by_work);
+        if (index >= tiles) continue;
+        const Tile t(s, *by, phases, index);
+        const int row = t.row0 + warpgroup * M + thread / 32 * ROWS + lane % ROWS;
+        const Position at(s, *by, row);
+        // The voxel that this lane's row reaches by the first taps, and the taps along each axis that reach one.
+        const int id = at.d + t.phase.cd, ih = at.h + t.phase.ch, iw = at.w + t.phase.cw;
+        const int own_voxel = ((at.n * in_d + id) * in_h + ih) * in_w + iw;
+        unsigned own_mask = 0;
+#pragma unroll 1
+        for (int k = 0; k < t.phase.nw; k++) own_mask |= ((unsigned)(iw - k * back_w) < (unsigned)in_w) << k;
+#pragma unroll 1
+        for (int k = 0; k < t.phase.nh; k++) own_mask |= ((unsigned)(ih - k * back_h) < (unsigned)in_h) << (TAPS_OF_AXIS + k);
+#pragma unroll 1
+        for (int k = 0; k < t.phase.nd; k++) own_mask |= ((unsigned)(id - k * back_d) < (unsigned)in_d) << (2 * TAPS_OF_AXIS + k);
+        if (row >= rows) own_mask = 0;
+        // Those of the rows that it names.
+        int voxel[MI];
+        unsigned mask[MI];
+#pragma unroll
+        for (int i = 0; i < MI; i++) {
+            const int source = (lane / 8 % 2 * MI + i) * 8 + lane % 8;
+            voxel[i] = __shfl_sync(0xffffffffu, own_voxel, source);
+            mask[i] = __shfl_sync(0xffffffffu, own_mask, source);
+        }
+
+        float sum[MI][REGISTERS];
+#pragma unroll
+        for (int i = 0; i < MI; i++)
+#pragma unroll
+            for (int j = 0; j < REGISTERS; j++) sum[i][j] = 0.0f;
+
+        // Of the next unit: the bits of its taps, and the voxel that its rows are counted from.
+        constexpr unsigned W = 1, H = 1 << TAPS_OF_AXIS, D = H << TAPS_OF_AXIS;
+        const unsigned past_w = W << t.phase.nw, past_h = H << t.phase.nh;
+        unsigned of_w = W, of_h = H, of_d = D;
+        int behind = t.from(s, 0), ad = 0, chunk = 0, left = t.phase.taps() * chunks;
+        /// Its rows; which residues have a tap there: both, or (1, 2) one.
+        const auto load = [&](unsigned (&x)[STEPS][MI][4]) {
+            int there_of = 3;
+            if (RW == 2 && of_w == W && t.phase.tw < 0) there_of = 2;
+            if (RW == 2 && of_w == past_w / 2 && (w_kernel - t.phase.tw) % 2) there_of = 1;
+            if ((of_w | of_h) == (W | H)) barrier_wait(full_a + 8 * at_a, phase_a);
+            const unsigned bits = of_w | of_h | of_d;
+#pragma unroll
+            for (int i = 0; i < MI; i++) {
+                const bool there = (mask[i] & bits) == bits;
+                // The row of zeros in the banks that the row would be in.
+                const unsigned from = (voxel[i] - behind) * 16;
+                unsigned address = there ? ring_a + at_a * stage_bytes + panel + from : zero + from % 128;
+                const int further = there ? 2 * panel_bytes : 0;
+#pragma unroll
+                for (int k = 0; k < STEPS; k++) {
+                    load_matrices(x[k][i], address);
+                    address += further;
+                }
+            }
+            behind += back_w, of_w *= 2;
+            if (of_w != past_w) return there_of;
+            behind += back_h * in_w - t.phase.nw * back_w, of_w = W, of_h *= 2;
+            if (of_h != past_h) return there_of;
+            of_h = H;
+            meet();
+            if (lane == 0) barrier_arrive(empty_a + 8 * at_a);
+            if (++at_a == a_stages) at_a = 0, phase_a ^= 1;
+            behind -= t.phase.nh * back_h * in_w;
+            if (++chunk != chunks) return there_of;
+            chunk = 0, of_d *= 2;
+            behind = t.from(s, ++ad) + ad * back_d * in_h * in_w;
+            return there_of;
+        };
+        // Its products, when `load` was called for it alone. The unit before is done when they are half begun: its part of B is given back.
+        int held = -1;
+        const auto multiply_by = [&](const unsigned (&x)[STEPS][MI][4], [[maybe_unused]] int there_of) {
+            barrier_wait(full_b + 8 * at_b, phase_b);
+            const unsigned from_b = ring_b + at_b * UNIT;
+            matrix_fence();
+            // Each ends a group of its own: one after both would be another, empty group, and those before it waited for.
+            const auto of_residues = [&](int first, int last) {
+#pragma unroll
+                for (int k = 0; k < STEPS; k++)
+#pragma unroll
+                    for (int i = 0; i < MI; i++)
+#pragma unroll
+                        for (int of = first; of <= last; of++)
+                            multiply(*(float(*)[REGISTERS / RW])(sum[i] + of * (REGISTERS / RW)), x[k][i],
+                                     descriptor<1>(from_b + of * OF_TAP + k * 2 * CHANNELS * 16, CHANNELS * 16), 1);
+                matrix_commit();
+            };
+            if (RW == 2 && there_of == 1)
+                of_residues(0, 0);
+            else if (RW == 2 && there_of == 2)
+                of_residues(RW - 1, RW - 1);
+            else
+                of_residues(0, RW - 1);
+            matrix_wait<1>();
+            if (held >= 0 && lane == 0) barrier_arrive(empty_b + 8 * held);
+            held = at_b;
+            if (++at_b == b_stages) at_b = 0, phase_b ^= 1;
+        };
+        if (left > 0) {
+            unsigned one[STEPS][MI][4], other[STEPS][MI][4];
+#pragma unroll 1
+            while (true) {
+                multiply_by(one, load(one));
+                if (--left == 0) break;
+                multiply_by(other, load(other));
+                if (--left == 0) break;
+            }
+            matrix_wait<0>();
+            if (lane == 0) barrier_arrive(empty_b + 8 * held);
+        }
+
+        // Where rows and columns go. Offsets are 32-bit from the tile's first sample on.
+        const int slice = t.column_block / blocks, channel0 = (t.column_block - slice * blocks) * CHANNELS;
+        if (t.column_block != known) {
+            known = t.column_block;
+            asm volatile("bar.sync %0, 128;" ::"r"(warpgroup + 1) : "memory");
+            for (int column = thread; column < BN; column += 128) {
+                const int of_slice = channel0 + column % CHANNELS, channel = slice * channels + of_slice;
+                column_at[column] = channel * y_c;
+                column_rr[column] = of_slice < channels ? 0 : NOWHERE;
+                column_bias[column] = of_slice < channels && has_bias ? widen(bias[channel]) : 0.0f;
+            }
+            asm volatile("bar.sync %0, 128;" ::"r"(warpgroup + 1) : "memory");
+        }
+        if (has_bias) {
+#pragma unroll
+            for (int j = 0; j < REGISTERS; j += 4) {
+                const float2 add = *(const float2 *)&column_bias[2 * j + lane % 4 * 2];
+#pragma unroll
+                for (int i = 0; i < MI; i++)
+#pragma unroll
+                    for (int e = 0; e < 4; e++) sum[i][j + e] += e % 2 ? add.y : add.x;
+            }
+        }
+        if (activation == 1) {
+#pragma unroll
+            for (int i = 0; i < MI; i++)
+#pragma unroll
+                for (int j = 0; j < REGISTERS; j++) asm("max.NaN.f32 %0, %0, 0f00000000;" : "+f"(sum[i][j]));
+        } else if (activation == 2) {
+#pragma unroll
+            for (int i = 0; i < MI; i++)
+#pragma unroll
+                for (int j = 0; j < REGISTERS; j++) sum[i][j] = sum[i][j] > 0.0f ? sum[i][j] : sum[i][j] * (float)slope;
+        }
+        const int od = at.d * d_stride + t.phase.rd, oh = at.h * h_stride + t.phase.rh, ow = at.w * w_stride + t.phase.rw;
+        const bool here = row < rows && od < d_out && oh < h_out;
+        const Epilogue epilogue = {y + (long long)t.at.n * y_n, (at.n - t.at.n) * y_n + od * y_d + oh * y_h + ow * y_w, here ? ow : NOWHERE,
+                                   column_at, column_rr, staged, activation, min(channels - channel0, CHANNELS) * RW, w_out, y_w,
+                                   (slice * channels + channel0) * y_c, y_c};
+        const bool vectors = channels % 4 == 0 && y_w % 4 == 0 && (unsigned long long)y % (4 * sizeof(Element)) == 0;
+        // Every row a voxel, in their order; a sample of whole vectors.
+        const bool dense = channels_first && d_stride * h_stride * w_stride == 1 && pd == d_out && ph == h_out && pw == w_out && y_w == 1 &&
+                           y_h == w_out && y_d == h_out * w_out &&
+                           ((unsigned long long)y | (unsigned long long)(unsigned)y_c * sizeof(Element)) % 16 == 0;
+#pragma unroll 1
+        for (int piece = 0; piece < BN; piece += PIECE) {
+            epilogue.stage(sum, piece);
+            if (activation > 2) epilogue.bend();
+            if (RW == 1 && !channels_first)
+                epilogue.last(piece, vectors);
+            else if (RW == 1 && dense)
+                epilogue.dense(piece);
+            else
+                epilogue.first<RW>(piece);
+        }
+    }
+}
