@@ -37,9 +37,11 @@ const MEMORY: f64 = 3.2e12;
 const CACHE: f64 = 6.4e12;
 /// Pieces of 16 bytes of the weight that are packed in a second.
 const PIECES: f64 = 8e10;
-/// Clocks that a block takes to get hold of a stage of A, and of a unit of B.
+/// Clocks that a block takes to get hold of a stage of A, and of a unit of B by how many residues of an axis, one or two, are
+/// columns; where those of two axes are, instructions of few columns wait for what they read as well.
 const STAGE: f64 = 465.0;
-const UNIT: f64 = 30.0;
+const UNIT: [f64; 2] = [30.0, 100.0];
+const UNIT_OF_FOUR: f64 = 300.0;
 /// What a tile costs beside its products, and what one of its elements does, in seconds: of 16 bits, of 32, and where rows are
 /// written as they lie.
 const TILE: f64 = 1.85e-6;
@@ -71,14 +73,10 @@ pub(super) struct GatherGemm<'a> {
 
 impl fmt::Display for GatherGemm<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (rows, columns) = (tile_rows(self.kernel), size(self.kernel, "BN"));
-        let outputs = size(self.kernel, "RW");
-        write!(
-            f,
-            "gather_gemm {} {rows}x{columns}/{outputs}, {} chunks, ",
-            self.operand.name(),
-            self.chunks
-        )?;
+        let [columns, lines, outputs] = ["BN", "RH", "RW"].map(|name| size(self.kernel, name));
+        let (rows, residues) = (tile_rows(self.kernel), lines * outputs);
+        write!(f, "gather_gemm {} {rows}x{}/{residues}, ", self.operand.name(), columns * lines)?;
+        write!(f, "{} chunks, ", self.chunks)?;
         write!(f, "{} stages, {} units", self.a_stages, self.b_stages)?;
         f.write_str(if self.by_work { ", by work" } else { "" })
     }
@@ -110,21 +108,25 @@ impl<'a> GatherGemm<'a> {
         let axes = geometry.axes().map(PhaseAxis::new);
         // Lines and planes of positions are no shorter than those of voxels: rows pass over no voxel.
         let positions = axes.map(|axis| axis.axis.output.div_ceil(axis.axis.stride).max(axis.axis.input));
-        // Residues along width that are columns: those of a stride of 2 see the same voxels.
-        let outputs = size(kernel, "RW");
-        let width = axes[2].axis;
+        // Residues along width, and height, that are columns: those of a stride of 2 see the same voxels.
+        let [lines, outputs] = ["RH", "RW"].map(|name| size(kernel, name));
+        let [_, height, width] = axes.map(|axis| axis.axis);
         let ncdhw = request.output_format == MemoryFormat::Contiguous;
-        if outputs == 2 && !(ncdhw && width.stride == 2 && width.dilation == 1) {
+        let paired = |axis: Axis| ncdhw && axis.stride == 2 && axis.dilation == 1;
+        if outputs == 2 && !paired(width) || lines == 2 && !paired(height) {
             return None;
         }
         let taps = axes.map(|axis| axis.taps_of_residues());
         // Pairs of taps of two residues at the same voxels; the first and the last may be one's alone.
-        let pairs = (width.kernel + width.padding % 2).div_ceil(2);
+        let pairs = |axis: Axis| (axis.kernel + axis.padding % 2).div_ceil(2);
         let mut most = [0, 1, 2].map(|axis| taps[axis].iter().copied().max().unwrap_or(0));
-        if outputs == 2 {
-            most[2] = pairs;
+        for (axis, residues) in [(1, lines), (2, outputs)] {
+            if residues == 2 {
+                most[axis] = pairs(axes[axis].axis);
+            }
         }
-        let phases = axes.iter().try_fold(1, |all: usize, axis| all.checked_mul(axis.axis.stride))? / outputs;
+        let phases = axes.iter().try_fold(1, |all: usize, axis| all.checked_mul(axis.axis.stride))?
+            / (lines * outputs);
         // Groups lie along an axis of the weight's pack's grid.
         let groups = conv.groups();
         if phases > MOST_PHASES || groups > MOST_GROUPS || most.iter().any(|&taps| taps > MOST_TAPS) {
@@ -139,7 +141,7 @@ impl<'a> GatherGemm<'a> {
         let channels = n / outputs;
         let blocks = cout.div_ceil(channels);
 
-        let (stage, unit) = (PANELS * 16 * stage_rows, PANELS * 16 * n);
+        let (stage, unit) = (PANELS * 16 * stage_rows, PANELS * 16 * n * lines);
         let fixed = FIXED + size(kernel, "WGS") * (16 * n + 4096 * size(kernel, "MI") + 1024);
         let room = (SHARED - RESERVED).checked_sub(fixed)?;
         if 2 * stage + 3 * unit > room {
@@ -178,23 +180,28 @@ impl<'a> GatherGemm<'a> {
         }
 
         // Cost: what each phase's tile takes in clocks, and how blocks share them.
-        let clocks = (n * (bm / 64) * PANELS / 2) as f64 / 2.0 / EFFICIENCY;
+        let clocks = (n * lines * (bm / 64) * PANELS / 2) as f64 / 2.0 / EFFICIENCY;
         let together = ncdhw && axes.iter().all(|axis| axis.axis.stride == 1);
         let element = if together { DENSE } else { ELEMENT[usize::from(request.dtype == DType::F32)] };
-        let tile = CLOCK * (TILE + element * (bm * n) as f64);
+        let tile = CLOCK * (TILE + element * (bm * n * lines) as f64);
+        let of_unit = if lines == 2 { UNIT_OF_FOUR } else { UNIT[outputs - 1] };
         let mut of_phases = Vec::new();
         let (mut units, mut stages) = (0.0, 0);
+        // Of each axis the units of a phase, and how many of them were there if all were whole.
+        let of_axis = |axis: usize, residues: usize| -> Vec<(usize, f64)> {
+            let turns = |taps: &[usize]| if residues == 2 { pairs(axes[axis].axis) } else { taps[0] };
+            let whole = |taps: &[usize]| taps.iter().sum::<usize>() as f64 / residues as f64;
+            taps[axis].chunks(residues).map(|taps| (turns(taps), whole(taps))).collect()
+        };
         for d in &taps[0] {
-            for h in &taps[1] {
-                for w in taps[2].chunks(outputs) {
-                    // What is one's alone is half as wide.
-                    let turns = d * h * chunks * if outputs == 2 { pairs } else { w[0] };
-                    let shares = w.iter().sum::<usize>() as f64 / outputs as f64;
+            for (h_turns, h_whole) in of_axis(1, lines) {
+                for (w_turns, w_whole) in of_axis(2, outputs) {
+                    let turns = d * h_turns * w_turns * chunks;
                     let staged = if turns > 0 { d * chunks } else { 0 };
-                    let wide = (d * h * chunks) as f64 * shares;
-                    units += wide;
+                    let whole = (d * chunks) as f64 * h_whole * w_whole;
+                    units += whole;
                     stages += staged;
-                    of_phases.push(wide * clocks + turns as f64 * UNIT + staged as f64 * STAGE + tile);
+                    of_phases.push(whole * clocks + turns as f64 * of_unit + staged as f64 * STAGE + tile);
                 }
             }
         }
@@ -212,9 +219,9 @@ impl<'a> GatherGemm<'a> {
         let busy = (busy / CLOCK).max(traffic);
         let passed = ((input + packed) as f64 / MEMORY).max(items as f64 / PIECES);
         // Residues along width that are written apart: the cache brings sectors together.
-        let apart = if ncdhw && axes[2].axis.stride > outputs { 2 } else { 1 };
-        let output = output * apart as f64;
-        let seconds = busy.max(output) + 0.2 * busy.min(output) + START + passed + LAUNCHES;
+        let apart = ncdhw && axes[2].axis.stride > outputs;
+        let (output, seen) = if apart { (2.0 * output, 0.6) } else { (output, 0.2) };
+        let seconds = busy.max(output) + seen * busy.min(output) + START + passed + LAUNCHES;
         Some(GatherGemm {
             operand,
             kernel,

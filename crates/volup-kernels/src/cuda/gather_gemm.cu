@@ -10,17 +10,18 @@
 //
 // Per axis output `o = s*j + residue` of position `j` sums over the taps `t` with `t*d = o + p (mod s)`, each at input
 // `i = (o + p - t*d)/s`. A row is a position: `R = ((n*pd + jd)*ph + jh)*pw + jw`. Residues are phases; with RW = 2, for a stride of
-// 2 along width, both of them are columns: of each their channels.
+// 2 along width, both of them are columns: of each their channels. With RH = 2 as well both along height are, too: BN columns
+// of each.
 //
 // - **A**, written by `halo_pack_input` or `gradient_rows` without gaps: panels of 16 bytes a voxel (E elements: 8 of 16 bits or 4 of
 //   32), voxels in the order of NDHW. A slice (group) has `chunks * PANELS` panels; those past its last channel are zeros.
 //   Panels are `a_rows` rows apart, at least `stage_rows` more than there are voxels; what those hold does not matter.
 // - **B**, written by `halo_pack_weight`: of each tap PANELS panels of BN/RW rows (output channels) of 16 bytes, in the order
-//   [slice][column block][td][chunk][th][tw]. A unit is a tap or, of two residues, a pair of neighbours along width.
+//   [slice][column block][td][chunk][th][tw]. A unit is a tap or, of two residues, a pair of neighbours along width, or two pairs.
 //
 // # How
 //
-// Persistent blocks of WGS consumer warpgroups and one producer warp. A tile is BM = 64*MI*WGS rows of one phase by BN columns.
+// Persistent blocks of WGS consumer warpgroups and one producer warp. A tile is BM = 64*MI*WGS rows of one phase by BN*RH columns.
 // For each tap along depth and chunk of channels the producer copies a stage of A, the voxels that the tile's rows reach by
 // all taps along height and width, and for each of these taps a unit of B. A warp loads the fragments of the next unit's rows
 // while the matrix instructions take those of this one from registers. Sums go to y as `halo_gemm`'s do.
@@ -35,7 +36,7 @@
 // Block: 128 threads a warpgroup, and 128 for the producer. Grid: any number of blocks along the first axis. With `by_work`,
 // for few tiles, phases with most taps come first, and a block's next tile is as far from the other end of all blocks' as
 // its last one was from theirs; else tiles of a row are of one phase after the other. Bytes of dynamic shared memory:
-// `4608 + WGS*(16*BN + 4096*MI + 1024) + PANELS*16*(a_stages*stage_rows + b_stages*BN)`; `stage_rows` a multiple of 8, at
+// `4608 + WGS*(16*BN + 4096*MI + 1024) + PANELS*16*(a_stages*stage_rows + b_stages*BN*RH)`; `stage_rows` a multiple of 8, at
 // least two stages of each, at most 60 of both together; at most 64 phases, of at most 10 taps along an axis.
 //
 // Parameters, in order:
@@ -103,15 +104,16 @@ struct Phase {
 
     Phase(const Phase &) = default;
     __device__ Phase(const Sizes &s, int phase) {
-        const int along_w = s.w.stride / RW;
+        const int along_w = s.w.stride / RW, along_h = s.h.stride / RH;
         rw = phase % along_w;
-        rh = phase / along_w % s.h.stride;
-        rd = phase / along_w / s.h.stride;
+        rh = phase / along_w % along_h;
+        rd = phase / along_w / along_h;
         td = s.d.first_tap(rd), th = s.h.first_tap(rh), tw = s.w.first_tap(rw);
         nd = s.d.taps(td), nh = s.h.taps(th), nw = s.w.taps(tw);
         cd = s.d.reached(td, rd), ch = s.h.reached(th, rh), cw = s.w.reached(tw, rw);
         // Two residues that see the same voxels: taps in pairs, of which the first may lack its first, and the last its second.
         if (RW == 2) tw = -(s.w.padding % 2), nw = (s.w.kernel - tw + 1) / 2, cw = (s.w.padding + 1) / 2;
+        if (RH == 2) th = -(s.h.padding % 2), nh = (s.h.kernel - th + 1) / 2, ch = (s.h.padding + 1) / 2;
         if (nd * nh * nw == 0) nd = nh = nw = 0;
     }
     __device__ int taps() const { return nd * nh * nw; }
@@ -193,7 +195,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
                      chunks, slices, blocks, channels,
                      y_n, y_c, y_d, y_h, y_w, channels_first, has_bias, activation,
                      a_stages, stage_rows, b_stages, by_work};
-    constexpr int OF_TAP = PANELS * CHANNELS * 16, UNIT = RW * OF_TAP;
+    constexpr int OF_TAP = PANELS * CHANNELS * 16, UNIT = RH * RW * OF_TAP;
     const unsigned full_a = shared(memory), empty_a = full_a + 8 * a_stages;
     const unsigned full_b = empty_a + 8 * a_stages, empty_b = full_b + 8 * b_stages;
     const int panel_bytes = 16 * stage_rows, stage_bytes = PANELS * panel_bytes;
@@ -202,7 +204,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
     Phase *const phases = (Phase *)(memory + 1408);
     char *const tables = memory + FIXED;
     const unsigned ring_a = shared(memory) + FIXED + WGS * (16 * BN + 16 * STAGING), ring_b = ring_a + a_stages * stage_bytes;
-    const int phase_count = d_stride * h_stride * (w_stride / RW), all = slices * blocks, row_tiles = (rows + BM - 1) / BM;
+    const int phase_count = d_stride * (h_stride / RH) * (w_stride / RW), all = slices * blocks, row_tiles = (rows + BM - 1) / BM;
     const int tiles = row_tiles * phase_count * all;
 
     if (threadIdx.x == 0) {
@@ -250,7 +252,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
         if (ALONE) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
         if (threadIdx.x >= CONSUMERS + 32) return;
         const int lane = threadIdx.x % 32;
-        const long long a_panel = 16ll * a_rows;
         int at_a = 0, phase_a = 1, at_b = 0, phase_b = 1;
 #pragma unroll 1
         for (int round = 0; round * gridDim.x < tiles; round++) {
@@ -261,7 +262,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
             const int length = BM + (t.phase.nh - 1) * back_h * in_w + (t.phase.nw - 1) * back_w;
 #pragma unroll 1
             for (int ad = 0; ad < t.phase.nd; ad++) {
-                const char *from = a + 16ll * t.from(s, ad) + (long long)slice * chunks * PANELS * a_panel;
+                // Both operands have fewer pieces of 16 bytes than 2^31.
+                const int from = slice * chunks * PANELS * a_rows + t.from(s, ad);
 #pragma unroll 1
                 for (int chunk = 0; chunk < chunks; chunk++) {
                     if (lane == 0) {
@@ -270,21 +272,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
                     }
                     __syncwarp();
                     if (lane < PANELS)
-                        copy(ring_a + at_a * stage_bytes + lane * panel_bytes, from + (chunk * PANELS + lane) * a_panel, length * 16, full_a + 8 * at_a);
+                        copy(ring_a + at_a * stage_bytes + lane * panel_bytes, a + 16ll * (from + (chunk * PANELS + lane) * a_rows), length * 16, full_a + 8 * at_a);
                     if (++at_a == a_stages) at_a = 0, phase_a ^= 1;
 #pragma unroll 1
                     for (int ah = 0; ah < t.phase.nh; ah++) {
-                        const int td = t.phase.td + ad * d_step, th = t.phase.th + ah * h_step;
-                        const long long line = (((long long)t.column_block * d_kernel + td) * chunks + chunk) * h_kernel + th;
+                        const int td = t.phase.td + ad * d_step, th = t.phase.th + ah * (RH == 2 ? 2 : h_step);
+                        const int first_h = max(th, 0), lines = RH == 2 ? min(th + 2, h_kernel) - first_h : 1;
+                        const int line = ((t.column_block * d_kernel + td) * chunks + chunk) * h_kernel + first_h;
 #pragma unroll 1
                         for (int aw = 0; aw < t.phase.nw; aw++) {
-                            // Of a pair of taps what is there.
+                            // Of pairs of taps what is there.
                             const int tap = t.phase.tw + aw * (RW == 2 ? 2 : w_step), first = max(tap, 0);
                             const int bytes = (RW == 2 ? min(tap + 2, w_kernel) - first : 1) * OF_TAP;
                             if (lane == 0) {
                                 barrier_wait(empty_b + 8 * at_b, phase_b);
-                                barrier_expect(full_b + 8 * at_b, bytes);
-                                copy(ring_b + at_b * UNIT + (first - tap) * OF_TAP, b + (line * w_kernel + first) * OF_TAP, bytes, full_b + 8 * at_b);
+                                barrier_expect(full_b + 8 * at_b, lines * bytes);
+                                for (int i = 0; i < lines; i++)
+                                    copy(ring_b + at_b * UNIT + ((first_h - th + i) * RW + first - tap) * OF_TAP,
+                                         b + (long long)((line + i) * w_kernel + first) * OF_TAP, bytes, full_b + 8 * at_b);
                             }
                             if (++at_b == b_stages) at_b = 0, phase_b ^= 1;
                         }
@@ -334,22 +339,26 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
             mask[i] = __shfl_sync(0xffffffffu, own_mask, source);
         }
 
-        float sum[MI][REGISTERS];
+        float sum[RH][MI][REGISTERS];
 #pragma unroll
-        for (int i = 0; i < MI; i++)
+        for (int of = 0; of < RH; of++)
 #pragma unroll
-            for (int j = 0; j < REGISTERS; j++) sum[i][j] = 0.0f;
+            for (int i = 0; i < MI; i++)
+#pragma unroll
+                for (int j = 0; j < REGISTERS; j++) sum[of][i][j] = 0.0f;
 
         // Of the next unit: the bits of its taps, and the voxel that its rows are counted from.
         constexpr unsigned W = 1, H = 1 << TAPS_OF_AXIS, D = H << TAPS_OF_AXIS;
         const unsigned past_w = W << t.phase.nw, past_h = H << t.phase.nh;
         unsigned of_w = W, of_h = H, of_d = D;
         int behind = t.from(s, 0), ad = 0, chunk = 0, left = t.phase.taps() * chunks;
-        /// Its rows; which residues have a tap there: both, or (1, 2) one.
+        /// Its rows; which residues along width (1, 2) and height (4, 8) have a tap there.
         const auto load = [&](unsigned (&x)[STEPS][MI][4]) {
-            int there_of = 3;
-            if (RW == 2 && of_w == W && t.phase.tw < 0) there_of = 2;
-            if (RW == 2 && of_w == past_w / 2 && (w_kernel - t.phase.tw) % 2) there_of = 1;
+            int there_of = 15;
+            if (RW == 2 && of_w == W && t.phase.tw < 0) there_of = 14;
+            if (RW == 2 && of_w == past_w / 2 && (w_kernel - t.phase.tw) % 2) there_of = 13;
+            if (RH == 2 && of_h == H && t.phase.th < 0) there_of &= 11;
+            if (RH == 2 && of_h == past_h / 2 && (h_kernel - t.phase.th) % 2) there_of &= 7;
             if ((of_w | of_h) == (W | H)) barrier_wait(full_a + 8 * at_a, phase_a);
             const unsigned bits = of_w | of_h | of_d;
 #pragma unroll
@@ -386,23 +395,33 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
             const unsigned from_b = ring_b + at_b * UNIT;
             matrix_fence();
             // Each ends a group of its own: one after both would be another, empty group, and those before it waited for.
-            const auto of_residues = [&](int first, int last) {
+            const auto of_residues = [&](int first_h, int last_h, int first, int last) {
 #pragma unroll
                 for (int k = 0; k < STEPS; k++)
 #pragma unroll
                     for (int i = 0; i < MI; i++)
 #pragma unroll
-                        for (int of = first; of <= last; of++)
-                            multiply(*(float(*)[REGISTERS / RW])(sum[i] + of * (REGISTERS / RW)), x[k][i],
-                                     descriptor<1>(from_b + of * OF_TAP + k * 2 * CHANNELS * 16, CHANNELS * 16), 1);
+                        for (int h = first_h; h <= last_h; h++)
+#pragma unroll
+                            for (int w = first; w <= last; w++)
+                                multiply(*(float(*)[REGISTERS / RW])(sum[h][i] + w * (REGISTERS / RW)), x[k][i],
+                                         descriptor<1>(from_b + (h * RW + w) * OF_TAP + k * 2 * CHANNELS * 16, CHANNELS * 16), 1);
                 matrix_commit();
             };
-            if (RW == 2 && there_of == 1)
-                of_residues(0, 0);
-            else if (RW == 2 && there_of == 2)
-                of_residues(RW - 1, RW - 1);
+            const auto along_w = [&](int first_h, int last_h) {
+                if (RW == 2 && (there_of & 3) == 1)
+                    of_residues(first_h, last_h, 0, 0);
+                else if (RW == 2 && (there_of & 3) == 2)
+                    of_residues(first_h, last_h, RW - 1, RW - 1);
+                else
+                    of_residues(first_h, last_h, 0, RW - 1);
+            };
+            if (RH == 2 && there_of < 8)
+                along_w(0, 0);
+            else if (RH == 2 && there_of < 12)
+                along_w(RH - 1, RH - 1);
             else
-                of_residues(0, RW - 1);
+                along_w(0, RH - 1);
             matrix_wait<1>();
             if (held >= 0 && lane == 0) barrier_arrive(empty_b + 8 * held);
             held = at_b;
@@ -439,42 +458,48 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
             for (int j = 0; j < REGISTERS; j += 4) {
                 const float2 add = *(const float2 *)&column_bias[2 * j + lane % 4 * 2];
 #pragma unroll
-                for (int i = 0; i < MI; i++)
+                for (int i = 0; i < RH * MI; i++)
 #pragma unroll
-                    for (int e = 0; e < 4; e++) sum[i][j + e] += e % 2 ? add.y : add.x;
+                    for (int e = 0; e < 4; e++) sum[i / MI][i % MI][j + e] += e % 2 ? add.y : add.x;
             }
         }
         if (activation == 1) {
 #pragma unroll
-            for (int i = 0; i < MI; i++)
+            for (int i = 0; i < RH * MI; i++)
 #pragma unroll
-                for (int j = 0; j < REGISTERS; j++) asm("max.NaN.f32 %0, %0, 0f00000000;" : "+f"(sum[i][j]));
+                for (int j = 0; j < REGISTERS; j++) asm("max.NaN.f32 %0, %0, 0f00000000;" : "+f"(sum[i / MI][i % MI][j]));
         } else if (activation == 2) {
 #pragma unroll
-            for (int i = 0; i < MI; i++)
+            for (int i = 0; i < RH * MI; i++)
 #pragma unroll
-                for (int j = 0; j < REGISTERS; j++) sum[i][j] = sum[i][j] > 0.0f ? sum[i][j] : sum[i][j] * (float)slope;
+                for (int j = 0; j < REGISTERS; j++) {
+                    float &v = sum[i / MI][i % MI][j];
+                    v = v > 0.0f ? v : v * (float)slope;
+                }
         }
         const int od = at.d * d_stride + t.phase.rd, oh = at.h * h_stride + t.phase.rh, ow = at.w * w_stride + t.phase.rw;
-        const bool here = row < rows && od < d_out && oh < h_out;
-        const Epilogue epilogue = {y + (long long)t.at.n * y_n, (at.n - t.at.n) * y_n + od * y_d + oh * y_h + ow * y_w, here ? ow : NOWHERE,
-                                   column_at, column_rr, staged, activation, min(channels - channel0, CHANNELS) * RW, w_out, y_w,
-                                   (slice * channels + channel0) * y_c, y_c};
         const bool vectors = channels % 4 == 0 && y_w % 4 == 0 && (unsigned long long)y % (4 * sizeof(Element)) == 0;
         // Every row a voxel, in their order; a sample of whole vectors.
         const bool dense = channels_first && d_stride * h_stride * w_stride == 1 && pd == d_out && ph == h_out && pw == w_out && y_w == 1 &&
                            y_h == w_out && y_d == h_out * w_out &&
                            ((unsigned long long)y | (unsigned long long)(unsigned)y_c * sizeof(Element)) % 16 == 0;
+#pragma unroll
+        for (int of = 0; of < RH; of++) {
+            const bool here = row < rows && od < d_out && oh + of < h_out;
+            const int y_at = (at.n - t.at.n) * y_n + od * y_d + (oh + of) * y_h + ow * y_w;
+            const Epilogue epilogue = {y + (long long)t.at.n * y_n, y_at, here ? ow : NOWHERE, column_at, column_rr, staged, activation,
+                                       min(channels - channel0, CHANNELS) * RW, w_out, y_w, (slice * channels + channel0) * y_c, y_c};
 #pragma unroll 1
-        for (int piece = 0; piece < BN; piece += PIECE) {
-            epilogue.stage(sum, piece);
-            if (activation > 2) epilogue.bend();
-            if (RW == 1 && !channels_first)
-                epilogue.last(piece, vectors);
-            else if (RW == 1 && dense)
-                epilogue.dense(piece);
-            else
-                epilogue.first<RW>(piece);
+            for (int piece = 0; piece < BN; piece += PIECE) {
+                epilogue.stage(sum[of], piece);
+                if (activation > 2) epilogue.bend();
+                if (RW == 1 && !channels_first)
+                    epilogue.last(piece, vectors);
+                else if (RW == 1 && dense)
+                    epilogue.dense(piece);
+                else
+                    epilogue.first<RW>(piece);
+            }
         }
     }
 }

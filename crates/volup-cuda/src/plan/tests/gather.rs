@@ -44,11 +44,12 @@ impl Taps {
         Taps { first, count, step, reached: at(first) / stride, back }
     }
 
-    /// Pairs of neighbouring taps of the two residues along width, of which the first lacks its first if the padding is odd.
-    fn pairs(call: &Call<'_>) -> Taps {
-        let [kernel, stride, dilation, padding] =
-            call.ints(["w_kernel", "w_stride", "w_dilation", "w_padding"]);
-        assert!(stride == 2 && dilation == 1 && call.int("back_w") == 1 && call.int("channels_first") == 1);
+    /// Pairs of neighbouring taps of an axis' two residues, of which the first lacks its first if the padding is odd.
+    fn pairs(call: &Call<'_>, axis: &str) -> Taps {
+        let int = |name: &str| call.int(&format!("{axis}_{name}"));
+        let (kernel, padding) = (int("kernel"), int("padding"));
+        assert!(int("stride") == 2 && int("dilation") == 1 && call.int("channels_first") == 1);
+        assert_eq!(call.int(&format!("back_{axis}")), 1);
         let first = -(padding % 2);
         Taps { first, count: (kernel - first + 1) / 2, step: 2, reached: (padding + 1) / 2, back: 1 }
     }
@@ -66,7 +67,7 @@ pub fn extents(call: &Call<'_>) -> Vec<(&'static str, i64)> {
 /// Phases: residues along depth, height and, unless these are columns, width.
 fn phases(call: &Call<'_>) -> Vec<[i64; 3]> {
     let [d, h, w] = call.ints(["d_stride", "h_stride", "w_stride"]);
-    let w = w / call.size("RW");
+    let (h, w) = (h / call.size("RH"), w / call.size("RW"));
     let all = (0..d).flat_map(|rd| (0..h).flat_map(move |rh| (0..w).map(move |rw| [rd, rh, rw])));
     let mut all: Vec<[i64; 3]> = all.collect();
     if call.int("by_work") == 1 {
@@ -76,21 +77,24 @@ fn phases(call: &Call<'_>) -> Vec<[i64; 3]> {
 }
 
 fn taps(call: &Call<'_>, [rd, rh, rw]: [i64; 3]) -> [Taps; 3] {
-    let width = if call.size("RW") == 2 { Taps::pairs(call) } else { Taps::new(call, "w", rw) };
-    [Taps::new(call, "d", rd), Taps::new(call, "h", rh), width]
+    let of = |axis, residues, residue| {
+        if call.size(residues) == 2 { Taps::pairs(call, axis) } else { Taps::new(call, axis, residue) }
+    };
+    [Taps::new(call, "d", rd), of("h", "RH", rh), of("w", "RW", rw)]
 }
 
 /// What the sizes, the grid and the shared memory have to be.
 pub fn check(call: &Call<'_>) {
     let [bn, mi, wgs] = ["BN", "MI", "WGS"].map(|name| call.size(name));
     let [a_stages, stage_rows, b_stages] = call.ints(["a_stages", "stage_rows", "b_stages"]);
-    let rings = PANELS * 16 * (a_stages * stage_rows + b_stages * bn);
+    let rings = PANELS * 16 * (a_stages * stage_rows + b_stages * bn * call.size("RH"));
     assert_eq!(call.shared, 4608 + wgs * (16 * bn + 4096 * mi + 1024) + rings);
     assert!(call.shared <= SHARED && i64::from(call.variant.threads) == 128 * (wgs + 1));
     assert!(a_stages >= 2 && b_stages >= 2 && a_stages + b_stages <= MOST[0] && stage_rows % 8 == 0);
     assert!(call.grid[0] > 0 && call.grid[1..] == [1, 1] && [0, 1].contains(&call.int("by_work")));
     let [d, h, w] = call.ints(["d_stride", "h_stride", "w_stride"]);
-    assert!(d * h * w / call.size("RW") <= MOST[1] && w % call.size("RW") == 0);
+    let columns = call.size("RH") * call.size("RW");
+    assert!(d * h * w / columns <= MOST[1] && w % call.size("RW") == 0 && h % call.size("RH") == 0);
     // Lines and planes of positions are no shorter than those of voxels.
     for [positions, voxels] in [["pd", "in_d"], ["ph", "in_h"], ["pw", "in_w"]] {
         assert!(call.int(positions) >= call.int(voxels));
@@ -165,8 +169,8 @@ fn position(call: &Call<'_>, row: i64) -> [i64; 4] {
 }
 
 fn tile(call: &Call<'_>, machine: &mut Machine, row0: i64, column_block: i64, residues: [i64; 3]) {
-    let (bm, bn, of_row) = (rows_of_tile(call), call.size("BN"), call.size("RW"));
-    let channels = bn / of_row;
+    let (bm, of_line, of_row) = (rows_of_tile(call), call.size("RH"), call.size("RW"));
+    let (bn, channels) = (call.size("BN") * of_line, call.size("BN") / of_row);
     let [rows, voxels, a_rows, stage_rows] = call.ints(["rows", "voxels", "a_rows", "stage_rows"]);
     let sizes = call.ints(["in_d", "in_h", "in_w"]);
     let [chunks, blocks, d_kernel, h_kernel, w_kernel] =
@@ -188,13 +192,14 @@ fn tile(call: &Call<'_>, machine: &mut Machine, row0: i64, column_block: i64, re
             .flat_map(|chunk| (0..height.count).map(move |ah| (chunk, ah)))
             .flat_map(|(chunk, ah)| (0..width.count).map(move |aw| (chunk, ah, aw)))
         {
-            let line = column_block * d_kernel + depth.first + ad * depth.step;
-            let line = (line * chunks + chunk) * h_kernel + height.first + ah * height.step;
-            for rr in 0..of_row {
+            for (rh, rr) in (0..of_line).flat_map(|rh| (0..of_row).map(move |rr| (rh, rr))) {
+                let th = height.first + ah * height.step + rh;
                 let tap = width.first + aw * width.step + rr;
-                if !(0..w_kernel).contains(&tap) {
+                if !(0..h_kernel).contains(&th) || !(0..w_kernel).contains(&tap) {
                     continue;
                 }
+                let line = column_block * d_kernel + depth.first + ad * depth.step;
+                let line = (line * chunks + chunk) * h_kernel + th;
                 let unit = (line * w_kernel + tap) * PANELS * channels;
                 for row in 0..here {
                     let [n, at @ ..] = position(call, row0 + row);
@@ -211,7 +216,8 @@ fn tile(call: &Call<'_>, machine: &mut Machine, row0: i64, column_block: i64, re
                         if x == 0.0 {
                             continue;
                         }
-                        let sums = &mut sum[(row * bn + rr * channels) as usize..][..channels as usize];
+                        let sums = &mut sum[(row * bn + (rh * of_row + rr) * channels) as usize..]
+                            [..channels as usize];
                         for (column, sum) in (0..).zip(sums) {
                             *sum += x * machine.read(b, (unit + panel * channels + column) * e + k);
                         }
@@ -232,19 +238,19 @@ fn finish(
     column_block: i64,
     residues: [i64; 3],
 ) {
-    let (bn, channels_of_tile) = (call.size("BN"), call.size("BN") / call.size("RW"));
+    let (of_line, of_row) = (call.size("RH"), call.size("RW"));
+    let (bn, channels_of_tile) = (call.size("BN") * of_line, call.size("BN") / of_row);
     let [blocks, channels] = call.ints(["blocks", "channels"]);
     let strides = call.ints(["d_stride", "h_stride", "w_stride"]);
     let sizes = call.ints(["d_out", "h_out", "w_out"]);
     let [y_n, y_c, y @ ..] = call.ints(["y_n", "y_c", "y_d", "y_h", "y_w"]);
     for (at, &sum) in (0..).zip(sum) {
         let [n, position @ ..] = position(call, row0 + at / bn);
-        let (co, rr) = (
-            column_block % blocks * channels_of_tile + at % bn % channels_of_tile,
-            at % bn / channels_of_tile,
-        );
+        let residue = at % bn / channels_of_tile;
+        let co = column_block % blocks * channels_of_tile + at % bn % channels_of_tile;
         let mut output = [0, 1, 2].map(|axis| position[axis] * strides[axis] + residues[axis]);
-        output[2] += rr;
+        output[1] += residue / of_row;
+        output[2] += residue % of_row;
         if co >= channels || (0..3).any(|axis| output[axis] >= sizes[axis]) {
             continue;
         }

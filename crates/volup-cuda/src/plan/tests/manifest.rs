@@ -194,7 +194,7 @@ fn declared_in_cuda(variant: &Variant, source: &'static str) -> Signature {
             vec!["KIND", "BN", "MI", "CTAS", "WGS", "TAPS", "W_STRIDE"]
         }
         "halo_gemm" => vec!["KIND", "BN", "MI", "CTAS", "WGS"],
-        "gather_gemm" => vec!["KIND", "BN", "MI", "CTAS", "WGS", "RW"],
+        "gather_gemm" => vec!["KIND", "BN", "MI", "CTAS", "WGS", "RW", "RH"],
         "box_gemm" => vec!["KIND", "MT", "NT", "WARPS", "CTAS"],
         "implicit_gemm" if counts => vec!["KIND", "MT", "ROWS", "CTAS", "COUNTS"],
         "implicit_gemm" => vec!["KIND", "MT", "ROWS", "CTAS"],
