@@ -41,7 +41,7 @@ const PIECES: f64 = 8e10;
 /// columns; where those of two axes are, instructions of few columns wait for what they read as well.
 const STAGE: f64 = 465.0;
 const UNIT: [f64; 2] = [30.0, 100.0];
-const UNIT_OF_FOUR: f64 = 300.0;
+const UNIT_OF_FOUR: f64 = 350.0;
 /// What a tile costs beside its products, and what one of its elements does, in seconds: of 16 bits, of 32, and where rows are
 /// written as they lie.
 const TILE: f64 = 1.85e-6;
