@@ -5,8 +5,8 @@ use super::pack::{self, Operand};
 use super::panels::{InputPanels, WeightPanels};
 use super::phases::{Lattice, PhaseAxis};
 use super::{
-    Argument, Buffer, Context, RESERVED, SHARED, Step, Workspace, activation_code, direct, epilogue, grid,
-    push, size, strides,
+    Algorithm, Argument, Buffer, Context, RESERVED, SHARED, Step, Workspace, activation_code, direct,
+    epilogue, grid, push, size, strides,
 };
 use crate::Variant;
 use std::fmt;
@@ -137,7 +137,12 @@ impl<'a> GatherGemm<'a> {
         let reach = reach.checked_add((most[2] - 1).checked_mul(axes[2].back())?)?;
         let stage_rows = bm.checked_add(reach)?.next_multiple_of(8);
         let (cin, cout) = (conv.in_channels() / groups, conv.out_channels() / groups);
-        let chunks = cin.div_ceil(PANELS * 16 / operand.bytes());
+        // Few channels leave most of a chunk empty: what the model says of them was not held against measurements.
+        let of_chunk = PANELS * 16 / operand.bytes();
+        if 2 * cin < of_chunk && request.algorithm != Some(Algorithm::GatherGemm) {
+            return None;
+        }
+        let chunks = cin.div_ceil(of_chunk);
         let channels = n / outputs;
         let blocks = cout.div_ceil(channels);
 
