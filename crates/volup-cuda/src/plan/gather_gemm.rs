@@ -20,7 +20,8 @@ const MOST_STAGES: usize = 60;
 /// Phases that there is a table for, and taps of one along an axis.
 const MOST_PHASES: usize = 64;
 const MOST_TAPS: usize = 10;
-const MOST_GROUPS: usize = 65_535;
+/// The most blocks along the second and third axis of a grid.
+const MOST_PANELS: usize = 65_535;
 /// The packed input takes at most this much of the input's own memory, or this part of the second-level cache.
 const MOST_PACKED: usize = 2;
 const CACHED: usize = 4;
@@ -127,15 +128,14 @@ impl<'a> GatherGemm<'a> {
         }
         let phases = axes.iter().try_fold(1, |all: usize, axis| all.checked_mul(axis.axis.stride))?
             / (lines * outputs);
-        // Groups lie along an axis of the weight's pack's grid.
-        let groups = conv.groups();
-        if phases > MOST_PHASES || groups > MOST_GROUPS || most.iter().any(|&taps| taps > MOST_TAPS) {
+        if phases > MOST_PHASES || most.iter().any(|&taps| taps > MOST_TAPS) {
             return None;
         }
         let voxels = axes.map(|axis| axis.axis.input);
         let reach = (most[1] - 1).checked_mul(axes[1].back())?.checked_mul(voxels[2])?;
         let reach = reach.checked_add((most[2] - 1).checked_mul(axes[2].back())?)?;
         let stage_rows = bm.checked_add(reach)?.next_multiple_of(8);
+        let groups = conv.groups();
         let (cin, cout) = (conv.in_channels() / groups, conv.out_channels() / groups);
         // Few channels leave most of a chunk empty: what the model says of them was not held against measurements.
         let of_chunk = PANELS * 16 / operand.bytes();
@@ -143,6 +143,10 @@ impl<'a> GatherGemm<'a> {
             return None;
         }
         let chunks = cin.div_ceil(of_chunk);
+        // The weight's pack has panels and groups along axes of its grid.
+        if groups.max(chunks * PANELS) > MOST_PANELS {
+            return None;
+        }
         let channels = n / outputs;
         let blocks = cout.div_ceil(channels);
 

@@ -13,8 +13,8 @@
 // 2 along width, both of them are columns: of each their channels. With RH = 2 as well both along height are, too: BN columns
 // of each.
 //
-// - **A**, written by `halo_pack_input` or `gradient_rows` without gaps: panels of 16 bytes a voxel (E elements: 8 of 16 bits or 4 of
-//   32), voxels in the order of NDHW. A slice (group) has `chunks * PANELS` panels; those past its last channel are zeros.
+// - **A**, written by `halo_pack_input` without gaps: panels of 16 bytes a voxel (E elements: 8 of 16 bits or 4 of 32), voxels in
+//   the order of NDHW. A slice (group) has `chunks * PANELS` panels; those past its last channel are zeros.
 //   Panels are `a_rows` rows apart, at least `stage_rows` more than there are voxels; what those hold does not matter.
 // - **B**, written by `halo_pack_weight`: of each tap PANELS panels of BN/RW rows (output channels) of 16 bytes, in the order
 //   [slice][column block][td][chunk][th][tw]. A unit is a tap or, of two residues, a pair of neighbours along width, or two pairs.
@@ -42,8 +42,8 @@
 // Parameters, in order:
 //
 // 1. `a`, `b`, `bias`, `y`.
-// 2. i32: `rows`, `voxels` (of all samples), `a_rows`, `pd`, `ph`, `pw` (positions), `in_d`, `in_h`, `in_w` (voxels), `back_d`, `back_h`, `back_w`
-//    (voxels along an axis from a tap of a residue to the next).
+// 2. i32: `rows`, `voxels` (of all samples), `a_rows`, `pd`, `ph`, `pw` (positions), `in_d`, `in_h`, `in_w` (voxels), `back_d`,
+//    `back_h`, `back_w` (voxels along an axis from a tap of a residue to the next).
 // 3. Of depth: `kernel`, `stride`, `dilation`, `step`, `inverse`, `padding`, `out`; the same of height and width.
 // 4. `chunks`, `slices`, `blocks` (of columns of a slice), `channels` (of a slice).
 // 5. `y_n`, `y_c`, `y_d`, `y_h`, `y_w`.
@@ -181,12 +181,12 @@ __device__ __forceinline__ int tile_of(int round, int by_work) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
-    const char *a, const char *b, const Element *bias, Element *y, int rows, int voxels, int a_rows, int pd, int ph, int pw, int in_d, int in_h,
-    int in_w, int back_d, int back_h, int back_w, int d_kernel, int d_stride, int d_dilation, int d_step,
-    int d_inverse, int d_padding, int d_out, int h_kernel, int h_stride, int h_dilation, int h_step, int h_inverse, int h_padding, int h_out,
-    int w_kernel, int w_stride, int w_dilation, int w_step, int w_inverse, int w_padding, int w_out, int chunks, int slices, int blocks, int channels,
-    int y_n, int y_c, int y_d, int y_h, int y_w, int channels_first, int has_bias, int activation, double slope, int a_stages,
-    int stage_rows, int b_stages, int by_work) {
+    const char *a, const char *b, const Element *bias, Element *y, int rows, int voxels, int a_rows, int pd, int ph, int pw, int in_d,
+    int in_h, int in_w, int back_d, int back_h, int back_w, int d_kernel, int d_stride, int d_dilation, int d_step, int d_inverse,
+    int d_padding, int d_out, int h_kernel, int h_stride, int h_dilation, int h_step, int h_inverse, int h_padding, int h_out, int w_kernel,
+    int w_stride, int w_dilation, int w_step, int w_inverse, int w_padding, int w_out, int chunks, int slices, int blocks, int channels, int y_n,
+    int y_c, int y_d, int y_h, int y_w, int channels_first, int has_bias, int activation, double slope, int a_stages, int stage_rows,
+    int b_stages, int by_work) {
     extern __shared__ __align__(128) char memory[];
     const Sizes s = {rows, voxels, a_rows, pd, ph, pw, in_d, in_h, in_w, back_d, back_h, back_w,
                      {d_kernel, d_stride, d_dilation, d_step, d_inverse, d_padding, d_out},
@@ -272,7 +272,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
                     }
                     __syncwarp();
                     if (lane < PANELS)
-                        copy(ring_a + at_a * stage_bytes + lane * panel_bytes, a + 16ll * (from + (chunk * PANELS + lane) * a_rows), length * 16, full_a + 8 * at_a);
+                        copy(ring_a + at_a * stage_bytes + lane * panel_bytes, a + 16ll * (from + (chunk * PANELS + lane) * a_rows),
+                             length * 16, full_a + 8 * at_a);
                     if (++at_a == a_stages) at_a = 0, phase_a ^= 1;
 #pragma unroll 1
                     for (int ah = 0; ah < t.phase.nh; ah++) {
@@ -388,13 +389,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
             behind = t.from(s, ++ad) + ad * back_d * in_h * in_w;
             return there_of;
         };
-        // Its products, when `load` was called for it alone. The unit before is done when they are half begun: its part of B is given back.
+        // Starts its products. When this returns those of the unit before are done, and their part of B is given back.
         int held = -1;
         const auto multiply_by = [&](const unsigned (&x)[STEPS][MI][4], [[maybe_unused]] int there_of) {
             barrier_wait(full_b + 8 * at_b, phase_b);
             const unsigned from_b = ring_b + at_b * UNIT;
             matrix_fence();
-            // Each ends a group of its own: one after both would be another, empty group, and those before it waited for.
+            // Each way ends its group by itself: one end after all of them would be an empty group of its own, and every one
+            // before that waited for.
             const auto of_residues = [&](int first_h, int last_h, int first, int last) {
 #pragma unroll
                 for (int k = 0; k < STEPS; k++)
