@@ -2,8 +2,8 @@
 //! says what the numbers mean.
 
 use super::pack::{self, Operand};
-use super::panels::{InputPanels, WeightPanels};
-use super::phases::{Lattice, PhaseAxis};
+use super::panels::{InputPanels, MOST_STAGES, WeightPanels, packs, table_bytes, tile_rows};
+use super::phases::{Lattice, PhaseAxis, taps_of_residues};
 use super::{
     Algorithm, Argument, Buffer, Context, RESERVED, SHARED, Step, Workspace, activation_code, direct,
     epilogue, grid, push, size, strides,
@@ -14,14 +14,11 @@ use volup::{Axis, DType, MemoryFormat, Result};
 
 /// Panels of 16 bytes of a chunk of channels.
 const PANELS: usize = 8;
-/// What comes before tables of columns in shared memory, and the most stages of both operands.
+/// What comes before tables of columns in shared memory.
 const FIXED: usize = 4608;
-const MOST_STAGES: usize = 60;
 /// Phases that there is a table for, and taps of one along an axis.
 const MOST_PHASES: usize = 64;
 const MOST_TAPS: usize = 10;
-/// The most blocks along the second and third axis of a grid.
-const MOST_PANELS: usize = 65_535;
 /// The packed input takes at most this much of the input's own memory, or this part of the second-level cache.
 const MOST_PACKED: usize = 2;
 const CACHED: usize = 4;
@@ -77,8 +74,7 @@ impl fmt::Display for GatherGemm<'_> {
         let [columns, lines, outputs] = ["BN", "RH", "RW"].map(|name| size(self.kernel, name));
         let (rows, residues) = (tile_rows(self.kernel), lines * outputs);
         write!(f, "gather_gemm {} {rows}x{}/{residues}, ", self.operand.name(), columns * lines)?;
-        write!(f, "{} chunks, ", self.chunks)?;
-        write!(f, "{} stages, {} units", self.a_stages, self.b_stages)?;
+        write!(f, "{} chunks, {} stages, {} units", self.chunks, self.a_stages, self.b_stages)?;
         f.write_str(if self.by_work { ", by work" } else { "" })
     }
 }
@@ -111,13 +107,12 @@ impl<'a> GatherGemm<'a> {
         let positions = axes.map(|axis| axis.axis.output.div_ceil(axis.axis.stride).max(axis.axis.input));
         // Residues along width, and height, that are columns: those of a stride of 2 see the same voxels.
         let [lines, outputs] = ["RH", "RW"].map(|name| size(kernel, name));
-        let [_, height, width] = axes.map(|axis| axis.axis);
         let ncdhw = request.output_format == MemoryFormat::Contiguous;
         let paired = |axis: Axis| ncdhw && axis.stride == 2 && axis.dilation == 1;
-        if outputs == 2 && !paired(width) || lines == 2 && !paired(height) {
+        if outputs == 2 && !paired(axes[2].axis) || lines == 2 && !paired(axes[1].axis) {
             return None;
         }
-        let taps = axes.map(|axis| axis.taps_of_residues());
+        let taps = axes.map(|axis| taps_of_residues(axis.axis));
         // Pairs of taps of two residues at the same voxels; the first and the last may be one's alone.
         let pairs = |axis: Axis| (axis.kernel + axis.padding % 2).div_ceil(2);
         let mut most = [0, 1, 2].map(|axis| taps[axis].iter().copied().max().unwrap_or(0));
@@ -143,15 +138,11 @@ impl<'a> GatherGemm<'a> {
             return None;
         }
         let chunks = cin.div_ceil(of_chunk);
-        // The weight's pack has panels and groups along axes of its grid.
-        if groups.max(chunks * PANELS) > MOST_PANELS {
-            return None;
-        }
         let channels = n / outputs;
         let blocks = cout.div_ceil(channels);
 
         let (stage, unit) = (PANELS * 16 * stage_rows, PANELS * 16 * n * lines);
-        let fixed = FIXED + size(kernel, "WGS") * (16 * n + 4096 * size(kernel, "MI") + 1024);
+        let fixed = FIXED + table_bytes(kernel);
         let room = (SHARED - RESERVED).checked_sub(fixed)?;
         if 2 * stage + 3 * unit > room {
             return None;
@@ -177,7 +168,8 @@ impl<'a> GatherGemm<'a> {
         let sample = y_channels * geometry.output_voxels();
         let spanned = (bm / positions.iter().product::<usize>() + 2).min(batch);
         let largest = i32::MAX as usize;
-        if packed / 16 > largest
+        if !packs(context, operand, groups, chunks * PANELS)
+            || packed / 16 > largest
             || rows.checked_mul(2)? > largest
             || sample.checked_mul(spanned)? > largest
             || conv.in_channels() * voxels.iter().product::<usize>() > largest
@@ -341,9 +333,4 @@ fn longest(of_phases: &[f64], each: usize, blocks: usize) -> f64 {
         busy[block] += of_phases[tile / each];
     }
     busy.into_iter().fold(0.0, f64::max)
-}
-
-/// Rows of a kernel's tile: of each warpgroup so many times 64.
-fn tile_rows(kernel: &Variant) -> usize {
-    64 * size(kernel, "MI") * size(kernel, "WGS")
 }

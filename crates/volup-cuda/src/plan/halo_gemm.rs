@@ -5,6 +5,7 @@ mod steps;
 
 use super::classes::Short;
 use super::pack::Operand;
+use super::panels::{MOST_STAGES, packs, table_bytes, tile_rows};
 use super::phases::{Lattice, PhaseAxis};
 use super::{Context, RESERVED, SHARED, size};
 use crate::Variant;
@@ -17,13 +18,10 @@ const MOST_PACKED: f64 = 2.0;
 const CACHED: usize = 4;
 /// The most blocks that share a multiprocessor.
 const MOST_BLOCKS: usize = 2;
+/// What comes before tables of columns in shared memory.
+const FIXED: usize = 4096;
 /// The most chunks of channels that lack taps.
 const MOST_SHORT: usize = 512;
-/// The most stages of both operands.
-const MOST_STAGES: usize = 60;
-
-/// The most blocks along the second and third axis of a grid.
-const MOST_PANELS: usize = 65_535;
 
 /// What a launch costs beside its work, in seconds.
 const LAUNCH: f64 = 3.6e-6;
@@ -238,7 +236,7 @@ impl<'a> Halo<'a> {
         // Shared memory: what is always there, then as long chunks as both rings have room for.
         let parts = operand.parts();
         let limit = (1..=MOST_BLOCKS).contains(&ctas).then(|| SHARED / ctas - RESERVED)?;
-        let fixed = fixed_bytes(kernel) + fold.map_or(0, |fold| fold.bytes(kernel));
+        let fixed = FIXED + table_bytes(kernel) + fold.map_or(0, |fold| fold.bytes(kernel));
         let room = limit.checked_sub(fixed)?;
         let channel_panels = slice_in.div_ceil(16 / operand.bytes());
         let panels = block * channel_panels;
@@ -314,12 +312,8 @@ impl<'a> Halo<'a> {
         let taps = depth.axis.kernel * height.axis.kernel;
         let items = all.checked_mul(taps * w_steps * chunks * chunk_panels * n)?;
         let largest = i32::MAX as usize;
-        // The weight's pack holds a line of taps, and has panels and slices along axes of its grid.
-        let line_bytes = (conv.kernel_size()[2] + 8) * 16 * parts;
-        if line_bytes > SHARED - 2 * RESERVED || slices.max(chunks * chunk_panels) > MOST_PANELS {
-            return None;
-        }
-        if a_rows.checked_mul(row_bytes / 16)? > largest
+        if !packs(context, operand, slices, chunks * chunk_panels)
+            || a_rows.checked_mul(row_bytes / 16)? > largest
             || sample.max(input).checked_mul(spanned)? > largest
             || 2 * tiles > largest
             || items.checked_mul(parts)? > largest
@@ -492,14 +486,4 @@ fn busy_share(taps: &[Vec<usize>; 2], row_tiles: usize, all: usize, blocks: usiz
 /// Whether there are outputs that are on no lattice.
 fn has_gaps(lattices: &[Lattice; 3]) -> bool {
     lattices.iter().any(|lattice| lattice.step > 1)
-}
-
-/// Rows of a kernel's tile: of each warpgroup so many times 64.
-fn tile_rows(kernel: &Variant) -> usize {
-    64 * size(kernel, "MI") * size(kernel, "WGS")
-}
-
-/// Bytes of shared memory that a kernel takes besides its rings: barriers, tables and staging areas.
-fn fixed_bytes(kernel: &Variant) -> usize {
-    4096 + size(kernel, "WGS") * (16 * size(kernel, "BN") + 4096 * size(kernel, "MI") + 1024)
 }

@@ -2,6 +2,7 @@
 
 use super::norm::{self, Pass, Way};
 use super::pack::Operand;
+use super::phases::taps_of_residues;
 use super::{
     Argument, Buffer, Context, RESERVED, SHARED, Step, Workspace, activation_code, epilogue, grid, product,
     push, size, strides,
@@ -88,16 +89,6 @@ pub(super) fn reached(axis: Axis, count: usize) -> usize {
     let reach = (kernel - 1) * dilation;
     // Counted from `reach` inputs before the first.
     (count - 1 + padding + stride * reach) / stride - (padding + stride * reach - reach).div_ceil(stride) + 1
-}
-
-/// How many taps of an axis each residue of its outputs has.
-pub(super) fn taps_of_residues(axis: Axis) -> Vec<usize> {
-    let mut taps = vec![0; axis.stride];
-    // Output `r` has tap `k` where r + padding = k*dilation, but for multiples of the stride.
-    for k in 0..axis.kernel {
-        taps[(k * axis.dilation + axis.stride * axis.padding - axis.padding) % axis.stride] += 1;
-    }
-    taps
 }
 
 /// How many inputs the taps of two neighbouring outputs along width are at.

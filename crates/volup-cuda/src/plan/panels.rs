@@ -1,10 +1,13 @@
-//! Panels of 16 bytes a row: what both operands of `halo_gemm` and `gather_gemm` are packed as. The kernels' files say what
-//! the numbers mean.
+//! Panels of 16 bytes a row: what both operands of `halo_gemm` and `gather_gemm` are packed as, and what these have in
+//! common. The kernels' files say what the numbers mean.
 
 use super::pack::Operand;
-use super::{Argument, Buffer, Context, Step, push, strides};
+use super::{Argument, Buffer, Context, RESERVED, SHARED, Step, push, size, strides};
+use crate::Variant;
 use volup::{MemoryFormat, Result};
 
+/// The most stages of both operands in shared memory.
+pub(super) const MOST_STAGES: usize = 60;
 /// Threads of the packs.
 const THREADS: usize = 256;
 /// Blocks of a multiprocessor that the weight's pack is cut into at least, as far as pieces of the weight that a block
@@ -13,6 +16,26 @@ const PACK_BLOCKS: usize = 2;
 const PACK_PIECES: [usize; 2] = [256, 2304];
 /// Channels of a block where a kernel has more pieces: what they write together is whole sectors.
 const PACK_CHANNELS: usize = 4;
+
+/// The most blocks along the second and third axis of a grid.
+const MOST_BLOCKS: usize = 65_535;
+
+/// Whether a weight can be packed: its pack holds a line of taps, and has panels and slices along axes of its grid.
+pub(super) fn packs(context: Context<'_>, operand: Operand, slices: usize, panels: usize) -> bool {
+    let [.., w_kernel] = context.request.geometry.conv().kernel_size();
+    let line_bytes = (w_kernel + 8) * 16 * operand.parts();
+    line_bytes <= SHARED - 2 * RESERVED && slices.max(panels) <= MOST_BLOCKS
+}
+
+/// Rows of a product's tile: of each warpgroup so many times 64.
+pub(super) fn tile_rows(kernel: &Variant) -> usize {
+    64 * size(kernel, "MI") * size(kernel, "WGS")
+}
+
+/// Bytes of shared memory of its tables and staging areas.
+pub(super) fn table_bytes(kernel: &Variant) -> usize {
+    size(kernel, "WGS") * (16 * size(kernel, "BN") + 4096 * size(kernel, "MI") + 1024)
+}
 
 /// How a weight is packed.
 pub(super) struct WeightPanels {

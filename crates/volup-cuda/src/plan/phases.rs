@@ -29,6 +29,16 @@ pub(super) struct Lattice {
     pub(super) axis: Axis,
 }
 
+/// How many taps of an axis each residue of its outputs has.
+pub(super) fn taps_of_residues(axis: Axis) -> Vec<usize> {
+    let mut taps = vec![0; axis.stride];
+    // Output `r` has tap `k` where r + padding = k*dilation, but for multiples of the stride.
+    for k in 0..axis.kernel {
+        taps[(k * axis.dilation + axis.stride * axis.padding - axis.padding) % axis.stride] += 1;
+    }
+    taps
+}
+
 impl Lattice {
     /// Nothing if no tap reaches any output.
     pub(super) fn new(axis: Axis) -> Option<Lattice> {
@@ -75,11 +85,11 @@ impl PhaseAxis {
         (step, inverse)
     }
 
-    /// How many taps each residue has.
+    /// How many taps each residue of positions has: that of an output and the padding.
     pub(super) fn taps_of_residues(&self) -> Vec<usize> {
-        let Axis { kernel, stride, dilation, .. } = self.axis;
-        let of = |residue| (0..kernel).filter(|tap| tap * dilation % stride == residue).count();
-        (0..stride).map(of).collect()
+        let mut axis = self.axis;
+        axis.padding = 0;
+        taps_of_residues(axis)
     }
 
     /// Positions from each tap of a residue to the next.

@@ -77,7 +77,7 @@ constexpr int DIVISORS = sizeof(Divisors) / sizeof(Divisor);
 
 /// One axis.
 struct Axis {
-    int kernel, stride, dilation, step, inverse, padding, out;
+    int kernel, stride, dilation, step, inverse, padding;
 
     /// The first tap of outputs of a residue, `kernel` if there is none, and how many taps they have.
     __device__ int first_tap(int residue) const {
@@ -89,13 +89,10 @@ struct Axis {
     __device__ int reached(int tap, int residue) const { return (residue + padding - tap * dilation) / stride; }
 };
 
+/// What says where tiles and the voxels that they reach lie.
 struct Sizes {
-    int rows, voxels, a_rows, pd, ph, pw, in_d, in_h, in_w, back_d, back_h, back_w;
+    int voxels, pd, ph, pw, in_d, in_h, in_w, back_d, back_h, back_w, by_work;
     Axis d, h, w;
-    int chunks, slices, blocks, channels;
-    int y_n, y_c, y_d, y_h, y_w;
-    int channels_first, has_bias, activation;
-    int a_stages, stage_rows, b_stages, by_work;
 };
 
 /// Residues along all axes: first taps, how many there are, and the voxel that the first ones reach from position 0.
@@ -188,13 +185,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
     int y_c, int y_d, int y_h, int y_w, int channels_first, int has_bias, int activation, double slope, int a_stages, int stage_rows,
     int b_stages, int by_work) {
     extern __shared__ __align__(128) char memory[];
-    const Sizes s = {rows, voxels, a_rows, pd, ph, pw, in_d, in_h, in_w, back_d, back_h, back_w,
-                     {d_kernel, d_stride, d_dilation, d_step, d_inverse, d_padding, d_out},
-                     {h_kernel, h_stride, h_dilation, h_step, h_inverse, h_padding, h_out},
-                     {w_kernel, w_stride, w_dilation, w_step, w_inverse, w_padding, w_out},
-                     chunks, slices, blocks, channels,
-                     y_n, y_c, y_d, y_h, y_w, channels_first, has_bias, activation,
-                     a_stages, stage_rows, b_stages, by_work};
+    const Sizes s = {voxels, pd, ph, pw, in_d, in_h, in_w, back_d, back_h, back_w, by_work,
+                     {d_kernel, d_stride, d_dilation, d_step, d_inverse, d_padding},
+                     {h_kernel, h_stride, h_dilation, h_step, h_inverse, h_padding},
+                     {w_kernel, w_stride, w_dilation, w_step, w_inverse, w_padding}};
     constexpr int OF_TAP = PANELS * CHANNELS * 16, UNIT = RH * RW * OF_TAP;
     const unsigned full_a = shared(memory), empty_a = full_a + 8 * a_stages;
     const unsigned full_b = empty_a + 8 * a_stages, empty_b = full_b + 8 * b_stages;
@@ -465,20 +459,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
                     for (int e = 0; e < 4; e++) sum[i / MI][i % MI][j + e] += e % 2 ? add.y : add.x;
             }
         }
-        if (activation == 1) {
 #pragma unroll
-            for (int i = 0; i < RH * MI; i++)
-#pragma unroll
-                for (int j = 0; j < REGISTERS; j++) asm("max.NaN.f32 %0, %0, 0f00000000;" : "+f"(sum[i / MI][i % MI][j]));
-        } else if (activation == 2) {
-#pragma unroll
-            for (int i = 0; i < RH * MI; i++)
-#pragma unroll
-                for (int j = 0; j < REGISTERS; j++) {
-                    float &v = sum[i / MI][i % MI][j];
-                    v = v > 0.0f ? v : v * (float)slope;
-                }
-        }
+        for (int of = 0; of < RH; of++) straighten(sum[of], activation, slope);
         const int od = at.d * d_stride + t.phase.rd, oh = at.h * h_stride + t.phase.rh, ow = at.w * w_stride + t.phase.rw;
         const bool vectors = channels % 4 == 0 && y_w % 4 == 0 && (unsigned long long)y % (4 * sizeof(Element)) == 0;
         // Every row a voxel, in their order; a sample of whole vectors.

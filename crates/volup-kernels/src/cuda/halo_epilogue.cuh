@@ -33,6 +33,18 @@ constexpr int ROWS = 16 * MI, PIECE = 16, COLUMN_PITCH = ROWS + 4, STAGING = PIE
 /// What no column or row is at, so that no sum of two is an output.
 constexpr int NOWHERE = 1 << 29;
 
+/// Straight activations, in registers; what is not there costs nothing.
+__device__ __forceinline__ void straighten(float (&sum)[MI][REGISTERS], int activation, double slope) {
+    const auto through = [&](int code) {
+#pragma unroll
+        for (int i = 0; i < MI; i++)
+#pragma unroll
+            for (int j = FIRST_SUM; j < REGISTERS; j++) sum[i][j] = straighten(sum[i][j], code, (float)slope);
+    };
+    if (activation == 1) through(1);
+    if (activation == 2) through(2);
+}
+
 /// What follows a warp's sums: scale, bias, activation, and the way to y.
 struct Epilogue {
     Element *y;

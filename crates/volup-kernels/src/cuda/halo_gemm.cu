@@ -563,17 +563,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
                     }
             }
         }
-        if (activation == 1) {
-#pragma unroll
-            for (int i = 0; i < MI; i++)
-#pragma unroll
-                for (int j = FIRST_SUM; j < REGISTERS; j++) asm("max.NaN.f32 %0, %0, 0f00000000;" : "+f"(sum[i][j]));
-        } else if (activation == 2) {
-#pragma unroll
-            for (int i = 0; i < MI; i++)
-#pragma unroll
-                for (int j = FIRST_SUM; j < REGISTERS; j++) sum[i][j] = sum[i][j] > 0.0f ? sum[i][j] : sum[i][j] * (float)slope;
-        }
+        straighten(sum, activation, slope);
         const int row = t.row0 + warpgroup * M + thread / 32 * ROWS + lane % ROWS;
         const int line = by->line.divide(row), jb = row - line * pw, plane = by->height.divide(line), jh = line - plane * ph;
         const int n = by->depth.divide(plane), jd = plane - n * pd;

@@ -4,7 +4,7 @@ use super::implicit::Axis;
 use super::manifest::devices;
 use super::results::{Choice, Example, features, kernels, unnoticed_of};
 use super::{FORMATS, fits, launches};
-use crate::plan::{Plan, Request, Task, implicit_gemm};
+use crate::plan::{Plan, Request, Task, implicit_gemm, phases};
 use crate::{Algorithm, DeviceInfo, Variant};
 use std::collections::BTreeSet;
 use volup::testing::{Case, cases, random_case};
@@ -462,7 +462,7 @@ fn what_is_counted_along_an_axis_is_what_outputs_take() {
         let [stride, padding, dilation] = [stride, padding, dilation].map(|size| size as i64);
         let own = Axis { input, output, kernel, stride, padding, dilation };
         // Taps of residues: each tap is of one.
-        let counted = implicit_gemm::taps_of_residues(axis);
+        let counted = phases::taps_of_residues(axis);
         assert_eq!(counted.iter().sum::<usize>(), axis.kernel, "{axis:?}");
         for (residue, &count) in counted.iter().enumerate() {
             let taps: Vec<i64> = sources(&axis, stride)
