@@ -8,14 +8,15 @@ CLI    := target/release/volup
 ARCHS         ?= sm_90
 CHECKED_ARCHS ?= sm_80,sm_90,sm_100
 
-.PHONY: help demo test test-rust test-python lint format docs wheel kernels kernels-check bench gpu-bundle clean
+.PHONY: help demo test test-rust test-python lint format docs wheel kernels kernels-check emulate bench gpu-bundle clean
 
 help:
 	@echo "make demo    upsample a real MRI 2x with a trained decoder; figures and a PNG"
 	@echo "make test    all tests: Rust, Python against PyTorch, README examples"
 	@echo "make lint    formatting, clippy, ruff, documentation"
 	@echo "make kernels compile the GPU kernels, for ARCHS=sm_90 or a list such as sm_80,sm_90"
-	@echo "make kernels-check  lint and test their build; compile them for all of CHECKED_ARCHS"
+	@echo "make kernels-check  lint and test their build; compile them for all of CHECKED_ARCHS and run them"
+	@echo "make emulate the whole suite of engines on the kernels' PTX, without a GPU: hours"
 	@echo "make bench   volup beside PyTorch on this CPU"
 	@echo "make gpu-bundle  what a GPU machine without Rust needs to test and time volup"
 	@echo "make wheel   the Python package as a wheel in target/wheels"
@@ -101,6 +102,11 @@ kernels-check: target/kernels/debug/volup-kernels
 	$(TOOLCHAIN) cargo test $(KERNELS_CARGO)
 	$(TOOLCHAIN) cargo clippy $(KERNELS_CARGO) --all-targets -- -D warnings
 	$(KERNELS_TOOL) --arch $(CHECKED_ARCHS) --out target/kernels/check
+	VOLUP_PTX=$(abspath target/kernels/check/sm_90) cargo test --locked --package volup-cuda --lib emulated
+
+emulate: kernels
+	VOLUP_PTX=$(abspath $(KERNELS)/cubins/sm_90) cargo test --release --locked --package volup-cuda --lib emulated \
+		-- --include-ignored
 
 # --- Benchmarks -----------------------------------------------------------------------------------
 

@@ -128,7 +128,9 @@ impl Build<'_> {
                 source(variant, options, &self.compiler)
             };
             let file = format!("{arch}/{}.cubin", variant.name());
-            let known = self.known.get(&file).filter(|_| self.out.join(&file).exists());
+            let is_there = |ending| self.path(variant, arch, ending).exists();
+            let known = self.known.get(&file);
+            let known = known.filter(|_| is_there("cubin") && (!variant.is_cuda() || is_there("ptx")));
             if let Some(entry) = known.filter(|entry| entry.source == source) {
                 entries.push(entry.clone());
                 continue;
@@ -167,9 +169,9 @@ impl Build<'_> {
         self.out.join(arch).join(format!("{}.{ending}", variant.name()))
     }
 
-    /// Makes a cubin of CUDA C++.
+    /// Makes a cubin of CUDA C++, beside its PTX.
     fn compile(&self, variant: &Variant, arch: &str) -> Result<Usage> {
-        nvcc::compile(variant, &self.path(variant, arch, "part"))?;
+        nvcc::compile(variant, &self.path(variant, arch, "ptx"), &self.path(variant, arch, "part"))?;
         self.accept(variant, arch)
     }
 

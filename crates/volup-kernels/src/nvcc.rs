@@ -1,25 +1,29 @@
-//! Kernels in CUDA C++: `src/cuda/<kernel>.cu` compiled by `nvcc`, one kernel a cubin.
+//! Kernels in CUDA C++: `src/cuda/<kernel>.cu` compiled by `nvcc` to PTX, which tests run on the CPU, and from that to
+//! machine code; one kernel a file.
 //!
 //! Files are read when they are compiled, so that changing one does not make this tool anew. Macros tell
 //! them what to be: `TYPE_F16` or `TYPE_BF16` for those types, and each size by its name.
 
 use crate::variants::Variant;
 use anyhow::{Context, Result, bail};
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
 /// The kernels' files, and what they include.
 const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/src/cuda");
-/// What all are compiled with: for Hopper with the instructions that no other architecture has.
-const FLAGS: [&str; 4] = ["-cubin", "-std=c++17", "-gencode", "arch=compute_90a,code=sm_90a"];
+/// What all are compiled with, to PTX and on: for Hopper with the instructions that no other architecture has.
+const TO_PTX: [&str; 4] = ["-ptx", "-std=c++17", "-gencode", "arch=compute_90a,code=compute_90a"];
+const TO_CUBIN: [&str; 3] = ["-cubin", "-gencode", "arch=compute_90a,code=sm_90a"];
 /// How the numbers of the warnings begin that say why matrix instructions do not overlap.
 const SERIALISED: &str = "C75";
 
 /// Everything that a cubin is made from, as bytes: the compiler, what it is told, and the files.
 pub fn recipe(variant: &Variant) -> Result<Vec<u8>> {
     let threads = variant.threads.unwrap_or(1);
-    let mut known = format!("{}\n{threads} threads\n{}\n", version()?, flags(variant).join("\n"));
+    let told = flags(variant).join("\n") + &TO_CUBIN.join("\n");
+    let mut known = format!("{}\n{threads} threads\n{told}\n", version()?);
     let mut files = vec![source(variant)];
     let mut read = 0;
     while read < files.len() {
@@ -42,23 +46,25 @@ fn included(text: &str) -> impl Iterator<Item = &str> {
 }
 
 /// Compiles a variant; refuses one whose matrix instructions the compiler has to serialise.
-pub fn compile(variant: &Variant, cubin: &Path) -> Result<()> {
-    let output = Command::new("nvcc")
-        .args(flags(variant))
-        .arg("-o")
-        .arg(cubin)
-        .arg(source(variant))
-        .output()
-        .context("cannot run nvcc")?;
+pub fn compile(variant: &Variant, ptx: &Path, cubin: &Path) -> Result<()> {
+    run(&flags(variant), &source(variant), ptx)?;
+    let said = run(&TO_CUBIN, ptx, cubin)?;
+    if let Some(warning) = serialised(&said) {
+        bail!("refused: {warning}");
+    }
+    Ok(())
+}
+
+/// Makes a file of another; what the compiler said.
+fn run(flags: &[impl AsRef<OsStr>], from: &Path, to: &Path) -> Result<String> {
+    let output =
+        Command::new("nvcc").args(flags).arg("-o").args([to, from]).output().context("cannot run nvcc")?;
     let said =
         [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
     if !output.status.success() {
         bail!("nvcc: {}", said.trim());
     }
-    if let Some(warning) = serialised(&said) {
-        bail!("refused: {warning}");
-    }
-    Ok(())
+    Ok(said)
 }
 
 fn source(variant: &Variant) -> PathBuf {
@@ -68,7 +74,7 @@ fn source(variant: &Variant) -> PathBuf {
 fn flags(variant: &Variant) -> Vec<String> {
     let types = variant.types.iter().map(|name| format!("-DTYPE_{}", name.to_uppercase()));
     let sizes = variant.params.iter().map(|(name, value)| format!("-D{name}={value}"));
-    FLAGS.into_iter().map(String::from).chain(types).chain(sizes).collect()
+    TO_PTX.into_iter().map(String::from).chain(types).chain(sizes).collect()
 }
 
 /// The warning that says so.
@@ -100,7 +106,7 @@ mod tests {
                     params = { KIND = 0, BN = 64 }\nthreads = 288\nwhy = \"a test\"\n";
         let variant = parse(text).unwrap().remove(0);
         let expected = ["-DTYPE_BF16", "-DKIND=0", "-DBN=64"];
-        assert_eq!(flags(&variant)[FLAGS.len()..], expected);
+        assert_eq!(flags(&variant)[TO_PTX.len()..], expected);
         assert!(source(&variant).ends_with("src/cuda/halo_gemm.cu"));
     }
 

@@ -3,8 +3,13 @@
 use super::{Argument, Context, Task, gcd, push};
 use volup::{Axis, Error, Result};
 
-/// Bytes of an output that is taken in parts; in tests few, so that these see parts.
-const LARGE: usize = if cfg!(test) { 1 << 12 } else { 1 << 26 };
+/// Bytes of an output that is taken in parts.
+#[cfg(not(test))]
+fn large() -> usize {
+    1 << 26
+}
+#[cfg(test)]
+use super::tests::large;
 /// The fewest parts where the convolution's output is made again, and the most: launches of less work are slower.
 const FEWEST_PARTS: usize = 4;
 const MOST_PARTS: usize = 16;
@@ -158,7 +163,7 @@ fn parts_of(context: Context<'_>) -> usize {
     let geometry = &context.request.geometry;
     let (batch, again) = (geometry.batch(), makes_again(context));
     let samples = [geometry.input_shape(), geometry.output_shape()].map(|shape| sample_bytes(context, shape));
-    if batch * samples[1] <= LARGE {
+    if batch * samples[1] <= large() {
         return 1;
     }
     let whole = |&parts: &usize| {

@@ -4,6 +4,7 @@
 mod box_layout;
 mod boxes;
 mod contracts;
+mod emulated;
 mod epilogue;
 mod gather;
 mod gather_plans;
@@ -41,6 +42,7 @@ use crate::plan::{Argument, Buffer, Plan, Request, Step, Task};
 use crate::{Algorithm, DeviceInfo, Variant};
 use machine::Call;
 use manifest::{devices, signature, source, variants_for};
+use std::cell::Cell;
 use volup::testing::{Case, cases, published};
 use volup::{DType, Error, MemoryFormat, Precision};
 
@@ -61,6 +63,17 @@ const NUMBERS: [(DType, Precision); 5] = [
     (DType::F16, Precision::Ieee),
     (DType::Bf16, Precision::Tf32),
 ];
+
+thread_local! {
+    /// Bytes of an output that the backward pass takes in parts: few, so that tests see parts, which few of the table's
+    /// outputs would be large enough for.
+    static LARGE: Cell<usize> = const { Cell::new(1 << 12) };
+}
+
+/// The same.
+pub(super) fn large() -> usize {
+    LARGE.get()
+}
 
 /// Everything that can be asked of a case.
 fn requests(case: &Case) -> Vec<Request> {
@@ -286,7 +299,7 @@ fn variants_fill_in_what_their_kernels_are_generic_over() {
 }
 
 /// Compile-time sizes that say how a kernel cuts its work, not what it can do.
-const TILES: [&str; 24] = [
+const TILES: [&str; 27] = [
     "B",
     "BC",
     "BK",
@@ -295,15 +308,18 @@ const TILES: [&str; 24] = [
     "BP",
     "BR",
     "CHANNELS",
+    "LINES",
     "MT",
     "NT",
     "POS_WARPS",
     "R",
     "ROWS",
     "ROW_WARPS",
+    "SEGMENTS",
     "STAGES",
     "TAPS",
     "U",
+    "WARPGROUPS",
     "WARPS",
     "WARPS_M",
     "WARPS_N",
@@ -343,9 +359,10 @@ fn plans_make_do_with_one_kernel_of_a_kind() {
                     continue;
                 }
                 let whole = Plan::new(&request, &device, &all).unwrap();
-                // Shared memory holds some row blocks of other tiles alone; there are other families.
+                // Shared memory holds some tiles of other sizes alone; there are other families.
                 let kept = [
                     Algorithm::BoxGemm,
+                    Algorithm::ImplicitGemm,
                     Algorithm::ShuffleGemm,
                     Algorithm::ShuffleRing,
                     Algorithm::ShuffleWgmma,

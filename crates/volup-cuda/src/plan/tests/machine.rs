@@ -4,13 +4,15 @@
 use super::manifest::{Signature, signature};
 use crate::Variant;
 use crate::plan::{Argument, Buffer, Plan, Step};
+use volup::{bf16, f16};
+use volup_ptx::Memory;
 
 /// Bytes that a cell stands for.
 const CELL: usize = 2;
 /// The width of cells that were cleared: zeros of any type.
 const CLEARED: usize = usize::MAX;
 /// How many buffers there are.
-const BUFFERS: usize = Buffer::Workspace as usize + 1;
+pub const BUFFERS: usize = Buffer::Workspace as usize + 1;
 
 /// What the bytes from an address on hold: a value that is not rounded, of a type so wide.
 #[derive(Clone, Copy)]
@@ -31,6 +33,8 @@ pub struct Pointer {
     pub at: usize,
     /// Bytes of an element.
     pub width: usize,
+    /// The element's type; of what is filled and read from outside, nothing.
+    of: &'static str,
 }
 
 /// All buffers. Every access is checked: it is in bounds, aligned, of the type that was written, and no
@@ -39,12 +43,55 @@ pub struct Machine {
     buffers: [Vec<Cell>; BUFFERS],
     launch: usize,
     doing: String,
+    /// Where kernels run as they are compiled, what the buffers are then.
+    pub compiled: Option<Bytes>,
+}
+
+/// Buffers as bytes of an emulated GPU's memory.
+pub struct Bytes {
+    /// The memory.
+    pub memory: Memory,
+    /// Where each buffer starts; 0 if it has none.
+    pub starts: [u64; BUFFERS],
+}
+
+impl Bytes {
+    fn address(&self, pointer: Pointer, index: i64) -> u64 {
+        let start = self.starts[pointer.buffer as usize] + pointer.at as u64;
+        start.wrapping_add_signed(index * pointer.width as i64)
+    }
+
+    fn read(&self, pointer: Pointer, index: i64) -> volup_ptx::Result<f64> {
+        let mut word = [0; 8];
+        word[..pointer.width]
+            .copy_from_slice(self.memory.bytes(self.address(pointer, index), pointer.width)?);
+        let bits = u64::from_le_bytes(word);
+        Ok(match pointer.of {
+            "f16" => f16::from_bits(bits as u16).into(),
+            "bf16" => bf16::from_bits(bits as u16).into(),
+            "f32" => f32::from_bits(bits as u32).into(),
+            "f64" => f64::from_bits(bits),
+            _ => bits as f64,
+        })
+    }
+
+    fn write(&mut self, pointer: Pointer, index: i64, value: f64) -> volup_ptx::Result<()> {
+        let bits = match pointer.of {
+            "f16" => f16::from_f64(value).to_bits().into(),
+            "bf16" => bf16::from_f64(value).to_bits().into(),
+            "f32" => (value as f32).to_bits().into(),
+            "f64" => value.to_bits(),
+            _ => value as u64,
+        };
+        self.memory.fill(self.address(pointer, index), &bits.to_le_bytes()[..pointer.width])
+    }
 }
 
 impl Machine {
     /// Nothing but a workspace that nobody has written to.
     pub fn new(workspace_bytes: usize) -> Machine {
-        let mut machine = Machine { buffers: Default::default(), launch: 0, doing: "outside".into() };
+        let mut machine =
+            Machine { buffers: Default::default(), launch: 0, doing: "outside".into(), compiled: None };
         machine.allocate(Buffer::Workspace, workspace_bytes);
         machine
     }
@@ -59,23 +106,26 @@ impl Machine {
     pub fn fill(&mut self, buffer: Buffer, width: usize, values: &[f64]) {
         self.allocate(buffer, values.len() * width);
         for (index, &value) in values.iter().enumerate() {
-            self.write(Pointer { buffer, at: 0, width }, index as i64, value);
+            self.write(Pointer { buffer, at: 0, width, of: "" }, index as i64, value);
         }
     }
 
     /// Whether a buffer has memory: the address of a tensor that the block lacks is 0.
     pub fn has(&self, buffer: Buffer) -> bool {
-        !self.buffers[buffer as usize].is_empty()
+        match &self.compiled {
+            Some(bytes) => bytes.starts[buffer as usize] != 0,
+            None => !self.buffers[buffer as usize].is_empty(),
+        }
     }
 
     /// Every element of a buffer.
     pub fn values(&self, buffer: Buffer, width: usize) -> Vec<f64> {
         let count = self.buffers[buffer as usize].len() * CELL / width;
-        (0..count).map(|index| self.read(Pointer { buffer, at: 0, width }, index as i64)).collect()
+        (0..count).map(|index| self.read(Pointer { buffer, at: 0, width, of: "" }, index as i64)).collect()
     }
 
     fn cell(&self, pointer: Pointer, index: i64) -> usize {
-        let Pointer { buffer, at, width } = pointer;
+        let Pointer { buffer, at, width, .. } = pointer;
         let start = at as i64 + index * width as i64;
         let cells = self.buffers[buffer as usize].len();
         let inside = start >= 0 && start as usize + width <= cells * CELL;
@@ -86,11 +136,17 @@ impl Machine {
 
     /// Whether an element has been written, or cleared.
     pub fn is_written(&self, pointer: Pointer, index: i64) -> bool {
+        if let Some(bytes) = &self.compiled {
+            return bytes.read(pointer, index).is_ok();
+        }
         self.buffers[pointer.buffer as usize][self.cell(pointer, index)].width != 0
     }
 
     /// An element.
     pub fn read(&self, pointer: Pointer, index: i64) -> f64 {
+        if let Some(bytes) = &self.compiled {
+            return bytes.read(pointer, index).unwrap_or_else(|fault| panic!("{}: {fault}", self.doing));
+        }
         let (cells, first) = (&self.buffers[pointer.buffer as usize], self.cell(pointer, index));
         let Cell { value, mut width, writer } = cells[first];
         let doing = &self.doing;
@@ -105,6 +161,11 @@ impl Machine {
 
     /// Writes an element.
     pub fn write(&mut self, pointer: Pointer, index: i64, value: f64) {
+        if let Some(bytes) = &mut self.compiled {
+            return bytes
+                .write(pointer, index, value)
+                .unwrap_or_else(|fault| panic!("{}: {fault}", self.doing));
+        }
         let first = self.cell(pointer, index);
         let (launch, doing) = (self.launch, &self.doing);
         let cells = &mut self.buffers[pointer.buffer as usize][first..first + pointer.width.div_ceil(CELL)];
@@ -117,6 +178,10 @@ impl Machine {
 
     /// Changes an element as an atomic does, in no order with others. What nobody cleared stays unset.
     pub fn update(&mut self, pointer: Pointer, index: i64, change: impl Fn(f64) -> f64) {
+        if self.compiled.is_some() {
+            let value = change(self.read(pointer, index));
+            return self.write(pointer, index, value);
+        }
         let first = self.cell(pointer, index);
         if self.buffers[pointer.buffer as usize][first].width > 0 {
             let value = change(self.read(pointer, index));
@@ -135,8 +200,14 @@ impl Machine {
             match step {
                 Step::Clear { at, words } => {
                     self.doing = "clear".into();
-                    let pointer = Pointer { buffer: Buffer::Workspace, at: *at as usize, width: 4 };
+                    let pointer =
+                        Pointer { buffer: Buffer::Workspace, at: *at as usize, width: 4, of: "i32" };
                     assert!(*words > 0, "nothing is cleared at {at}");
+                    if let Some(Bytes { memory, starts }) = &mut self.compiled {
+                        let start = starts[Buffer::Workspace as usize] + at;
+                        memory.fill(start, &vec![0; words * 4]).expect("words of the workspace");
+                        continue;
+                    }
                     let (first, last) = (self.cell(pointer, 0), self.cell(pointer, *words as i64 - 1));
                     let cleared = Cell { value: 0.0, width: CLEARED, writer: self.launch };
                     self.buffers[Buffer::Workspace as usize][first..last + 4 / CELL].fill(cleared);
@@ -225,13 +296,14 @@ impl<'a> Call<'a> {
         let Argument::Pointer(buffer, at) = argument else { panic!("{}: {name}", self.kernel()) };
         let of = of.trim_start_matches("*mut ");
         let generic = self.signature.types.iter().position(|name| *name == of);
-        let width = match generic.map_or(of, |at| self.variant.types[at]) {
+        let of = generic.map_or(of, |at| self.variant.types[at]);
+        let width = match of {
             "f16" | "bf16" => 2,
             "f32" | "i32" => 4,
             "f64" => 8,
             other => panic!("{}: {name} is of {other}", self.kernel()),
         };
-        Pointer { buffer, at: at as usize, width }
+        Pointer { buffer, at: at as usize, width, of }
     }
 
     /// A compile-time size.
