@@ -11,45 +11,37 @@ use crate::Variant;
 use std::fmt;
 use volup::{Axis, MemoryFormat, Result};
 
-/// As the kernel has them: warps of a block; positions of a line, words around them, words from a line to the next, and of
-/// a staged one.
-const WARPS: usize = 8;
+/// As the kernel has them: positions of a segment, words around a line's; the most pairs of residues, taps along width and
+/// stages; threads that bring boxes.
 const LANES: usize = 32;
 const MARGIN: usize = 4;
-const PITCH: usize = LANES + 2 * MARGIN;
-const STAGED: usize = 2 * LANES + 8;
 const MOST_CLASSES: usize = 64;
 const MOST_WIDTH: usize = 9;
+const STAGES: [usize; 3] = [4, 3, 2];
+const PRODUCERS: usize = 128;
+/// Units of work of a plane of a box that are tried.
+const UNITS: [usize; 5] = [1, 2, 4, 8, 16];
 /// Sizes of a sample are counted in 32 bits, with room for a box past the end.
 const MOST: usize = i32::MAX as usize - (1 << 24);
 
-/// Clocks a second, and the share of issue slots that are filled: by none, and by each warp of a multiprocessor.
-const CLOCK: f64 = 1.7e9;
-const ISSUED: [f64; 2] = [0.16, 0.0185];
+/// Instructions a second of a multiprocessor's warps.
+const ISSUED: f64 = 4.0 * 1.7e9 * 0.45;
 /// Bytes a second of the memory.
-const MEMORY: f64 = 3.4e12;
-/// Of what takes less, computing or moving, the part that does not hide behind the other; of a block's first box, which all
-/// blocks compute at the same time.
-const SEEN: f64 = 0.3;
-const FIRST: f64 = 0.3;
-/// Seconds until a block's tables are there; until a thread has brought two vectors of weights.
-const START: f64 = 10e-6;
+const MEMORY: f64 = 2.9e12;
+/// Of what takes less, the part that does not hide behind the other.
+const SEEN: f64 = 0.15;
+/// Seconds until a block's tables are there; until a thread has brought two vectors of weights, or one of the input.
+const START: f64 = 8e-6;
 const WEIGHTS: f64 = 1e-6;
-/// Instructions of a warp: for a step beside its products, for a tile of a step by kind of operand, for a unit of work
-/// beside its steps and outputs; for 32 outputs, written or counted; for a box's partial statistics; for a thread's vector of
-/// the input.
-const STEP: f64 = 25.0;
-const TILE: [f64; 3] = [2.0, 2.0, 4.0];
-const PRODUCT: [f64; 3] = [1.0, 1.0, 7.5];
-const UNIT: f64 = 280.0;
-const WRITTEN: f64 = 9.0;
+const VECTOR: f64 = 0.2e-6;
+/// Instructions of a warp: for a step beside its products, for a tile of a step by kind of operand; for a unit of work, and a
+/// residue of it, beside its steps and outputs; for 32 outputs, written or counted.
+const STEP: f64 = 14.0;
+const TILE: [f64; 3] = [6.0, 6.0, 18.0];
+const UNIT: f64 = 150.0;
+const RESIDUE: f64 = 60.0;
+const WRITTEN: f64 = 2.5;
 const COUNTED: f64 = 4.0;
-const PARTIAL: f64 = 500.0;
-/// The part of what is counted, and of the activations before it, that does not hide among lines that are written.
-const AMONG: f64 = 0.35;
-const VECTOR: f64 = 60.0;
-/// What plans take of all that added up, by kind of operand: of 290 plans for 200 random shapes, a little more than the mean.
-const TAKEN: [f64; 3] = [1.0, 0.82, 0.8];
 
 /// A plan of this family.
 #[derive(Clone, Copy)]
@@ -57,18 +49,20 @@ pub(super) struct ImplicitGemm<'a> {
     operand: Operand,
     kernel: &'a Variant,
     box_d: usize,
-    row_blocks: usize,
+    /// Units of work of a plane.
+    units_h: usize,
     /// Boxes along each axis.
     boxes: [usize; 3],
     planes: usize,
     lines: usize,
-    /// Words of a channel of a box's input, or two.
+    /// From a channel of a box's input, or two, to the next.
     words: usize,
-    units: usize,
-    column_bits: usize,
+    entries: usize,
+    stages: usize,
+    joined: bool,
+    run_pitch: usize,
     shared: usize,
-    /// Blocks that the device holds at once.
-    resident: usize,
+    blocks_of_group: usize,
     /// What it does about a normalization.
     pub(super) way: Way,
     /// The time that this is expected to take.
@@ -77,9 +71,10 @@ pub(super) struct ImplicitGemm<'a> {
 
 impl fmt::Display for ImplicitGemm<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [tiles, rows] = ["MT", "ROWS"].map(|name| size(self.kernel, name));
-        write!(f, "implicit_gemm {} {} channels, {rows} lines, ", self.operand.name(), 8 * tiles)?;
-        write!(f, "boxes of {}x{}{}", self.box_d, self.row_blocks, self.way)
+        let [segments, lines] = ["SEGMENTS", "LINES"].map(|name| size(self.kernel, name));
+        write!(f, "implicit_gemm {} {lines} lines of {segments} segments, ", self.operand.name())?;
+        write!(f, "boxes of {}x{}, {} stages{}", self.box_d, self.units_h, self.stages, self.way)?;
+        f.write_str(if self.joined { ", joined" } else { "" })
     }
 }
 
@@ -148,15 +143,26 @@ impl<'a> ImplicitGemm<'a> {
         let kernels = context.kernels("implicit_gemm", &types).filter(is_it);
         // Those that count what they write do nothing else.
         let does = |kernel: &Variant, way| kernel.param("COUNTS").is_some() == (way == Way::Counted);
-        // Statistics are of activations that a few instructions compute.
-        let ways = Way::all(context, |activation| !matches!(activation_code(activation).0, 4 | 8));
+        // Activations are those that a few instructions compute.
+        let plain = |activation| !matches!(activation_code(activation).0, 4 | 8);
+        let counted = context.counted.and_then(|block| block.activation());
+        if ![epilogue(&request.block)[0], request.block.post_activation(), counted].into_iter().all(plain) {
+            return Vec::new();
+        }
+        let ways = Way::all(context, plain);
         let mut all = Vec::new();
         for kernel in kernels {
-            for planes in [1, 2, 4] {
-                for row_blocks in [1, 2, 4, 8] {
-                    let cut = [planes * depth.stride, row_blocks];
-                    let of = |&way| ImplicitGemm::new(context, operand, kernel, cut, way);
-                    all.extend(ways.iter().filter(|&&way| does(kernel, way)).filter_map(of));
+            for &way in ways.iter().filter(|&&way| does(kernel, way)) {
+                for (planes, units_h) in
+                    [1, 2].into_iter().flat_map(|planes| UNITS.map(|units| (planes, units)))
+                {
+                    // Runs as long and stages as many as shared memory holds.
+                    let mut rooms =
+                        [true, false].into_iter().flat_map(|joined| STAGES.map(|stages| (joined, stages)));
+                    all.extend(rooms.find_map(|(joined, stages)| {
+                        let cut = [planes * depth.stride, units_h, stages];
+                        ImplicitGemm::new(context, operand, kernel, cut, joined, way)
+                    }));
                 }
             }
         }
@@ -167,24 +173,28 @@ impl<'a> ImplicitGemm<'a> {
         context: Context<'a>,
         operand: Operand,
         kernel: &'a Variant,
-        [box_d, row_blocks]: [usize; 2],
+        [box_d, units_h, stages]: [usize; 3],
+        joined: bool,
         way: Way,
     ) -> Option<ImplicitGemm<'a>> {
         let request = context.request;
         let (geometry, conv) = (&request.geometry, request.geometry.conv());
         let [depth, height, width] = *geometry.axes();
-        let [tiles, rows, ctas] = ["MT", "ROWS", "CTAS"].map(|name| size(kernel, name));
+        let [segments, lines_of_unit, warpgroups] =
+            ["SEGMENTS", "LINES", "WARPGROUPS"].map(|name| size(kernel, name));
         let (cin, cout) = (conv.in_channels() / conv.groups(), conv.out_channels() / conv.groups());
-        let boxes = [
-            depth.output.div_ceil(box_d),
-            height.output.div_ceil(row_blocks * rows * height.stride),
-            width.output.div_ceil(2 * LANES),
-        ];
-        let (planes, lines) = (reached(depth, box_d), reached(height, row_blocks * rows * height.stride));
+        let span = LANES * segments;
+        let box_h = product(&[units_h, lines_of_unit, height.stride])?;
+        let boxes =
+            [depth.output.div_ceil(box_d), height.output.div_ceil(box_h), width.output.div_ceil(2 * span)];
+        if joined && boxes[2] > 1 || !joined && lines_of_unit > 1 {
+            return None;
+        }
+        let (planes, lines) = (reached(depth, box_d), reached(height, box_h));
         let half = operand == Operand::Half;
         let chunks = if half { cin.div_ceil(2) } else { cin };
         // Channels in banks of their own.
-        let words = product(&[planes, lines, PITCH])?.next_multiple_of(16);
+        let words = product(&[planes, lines, span + 2 * MARGIN])?.next_multiple_of(16);
         let words = if words.is_multiple_of(32) { words + 16 } else { words };
         let of_pair = product(&[offsets(width), chunks])?;
         let of_residues: Vec<usize> = taps_of_residues(depth)
@@ -192,34 +202,39 @@ impl<'a> ImplicitGemm<'a> {
             .flat_map(|d| taps_of_residues(height).into_iter().map(move |h| d * h))
             .map(|pairs| (pairs * of_pair).next_multiple_of(8))
             .collect();
-        let units: usize = of_residues.iter().sum();
-        let channel_blocks = cout.div_ceil(8);
-        let padded = channel_blocks.next_multiple_of(tiles) * 8;
-        let blocks_of_warp = channel_blocks.div_ceil(tiles);
-        let column_bits = blocks_of_warp.min(WARPS).ilog2() as usize;
-        let warp_rows = WARPS >> column_bits;
+        let entries: usize = of_residues.iter().sum();
+        let tiles = cout.div_ceil(8);
         let taps = product(&[depth.kernel, height.kernel, width.kernel])?;
         let parts = operand.parts();
-        let box_units = box_d * height.stride * row_blocks;
-        let shared = 16 * (units + taps + box_units)
-            + 4 * product(&[parts, chunks, words])?
-            + 64 * parts * (product(&[channel_blocks, units])? + padded - 8 * channel_blocks)
-            + 16 * padded
-            + 4 * WARPS * 8 * tiles * STAGED;
-        let fixed = kernel.shared_bytes as usize;
-        if shared > SHARED - RESERVED - fixed {
+        let element = request.dtype.size();
+        // Neighbouring channels' runs in banks of their own.
+        let run = product(&[lines_of_unit, height.stride, width.output])?;
+        let run = if joined { run } else { width.output.min(2 * span) };
+        let run_words = product(&[run + 16 / element - 1, element])?.div_ceil(4);
+        let run_pitch = (run_words.saturating_sub(4).next_multiple_of(32) + 4) * 4 / element;
+        let warps = 4 * warpgroups;
+        let shared = 16 * (entries + taps)
+            + 4 * product(&[stages, parts, chunks, words])?
+            + 64 * product(&[parts, tiles, entries])?
+            + 96 * tiles
+            + product(&[warps, 8, run_pitch, element])?;
+        if shared > SHARED - RESERVED - kernel.shared_bytes as usize {
             return None;
         }
-        let ctas = ctas.min(SHARED / (shared + fixed + RESERVED));
-        let samples = geometry.batch();
+        let (samples, groups) = (geometry.batch(), conv.groups());
         let of_sample: usize = product(&boxes)?;
-        let blocks = product(&[samples, of_sample, conv.groups()])?;
-        let partials = product(&[samples, of_sample, warp_rows, conv.out_channels()])?;
-        if ctas == 0 || blocks > MOST || partials > MOST {
+        let blocks_of_group = (context.device.multiprocessors / groups).clamp(1, samples * of_sample);
+        let items = product(&[samples, of_sample])?;
+        let units = box_d * units_h * tiles;
+        if (stages - 1) * units < warps - 1 {
+            return None;
+        }
+        let partials = product(&[items, box_d, units_h, conv.out_channels()])?;
+        if [product(&[items, units])?, partials].into_iter().any(|count| count > MOST) {
             return None;
         }
 
-        let bytes = request.dtype.size() as f64;
+        let bytes = element as f64;
         let count = |shape: [usize; 5]| shape.iter().map(|&size| size as f64).product::<f64>() * bytes;
         let (x, y) = (count(geometry.input_shape()), count(geometry.output_shape()));
         if way != Way::Plain && 12.0 * partials as f64 > norm::room(y) {
@@ -231,57 +246,54 @@ impl<'a> ImplicitGemm<'a> {
             Operand::Tf32 => 1,
             Operand::Split | Operand::Parts => 2,
         };
-        let steps = each(units) / 8.0 / each(of_residues.len());
-        let of_tile = TILE[kind] + PRODUCT[kind] * each(tiles);
-        let outputs = each(rows * tiles * 16);
+        let steps = each(entries) / 8.0 / each(depth.stride);
+        let outputs = each(lines_of_unit * segments * 16 * height.stride);
         let of = |activation| outputs * bent(activation_code(activation).0);
-        let unit = steps * (each(rows * 4) * of_tile + STEP) + UNIT;
-        let units_of_warp = each(box_units.div_ceil(warp_rows) * blocks_of_warp.div_ceil(1 << column_bits));
-        let vectors = each(chunks * planes * lines * PITCH / 4);
+        let products = steps * (each(lines_of_unit * segments * 4) * TILE[kind] + STEP);
+        let unit = products + UNIT + RESIDUE * each(height.stride);
+        let vectors = each(chunks * planes * lines * (span / 4 + 2));
         let scattered = if width.input.is_multiple_of(4) { 1.0 } else { 3.0 };
-        let brought = vectors * VECTOR * scattered / each(32 * WARPS);
-        let resident = context.device.multiprocessors * ctas;
-        let turns_of_block = blocks.div_ceil(resident);
-        let issued = ISSUED[0] + ISSUED[1] * each(ctas * WARPS);
-        let turns = (each(turns_of_block) + FIRST) * each(ctas * WARPS) / (4.0 * issued * CLOCK);
+        let rounds = groups.div_ceil(context.device.multiprocessors);
+        let turns = each(items.div_ceil(blocks_of_group) * rounds);
+        let brought = turns * (vectors / each(PRODUCERS)).ceil() * VECTOR * scattered;
         let weights =
-            each(units * channel_blocks) / 64.0 / 2.0 * WEIGHTS * each(turns_of_block.min(conv.groups()));
-        let pass = |unit: f64, of_box: f64, moved: f64| {
-            let (compute, moved) = (turns * (units_of_warp * unit + of_box + brought), moved / MEMORY);
+            each(4 * entries * tiles).div_euclid(each(32 * warps + PRODUCERS)).max(1.0) * WEIGHTS / 2.0;
+        let pass = |unit: f64, moved: f64| {
+            let compute = (turns * each(units) * unit / ISSUED).max(brought);
+            let moved = moved / MEMORY;
             START + weights + compute.max(moved) + SEEN * compute.min(moved)
         };
         let (written, counted) = (outputs * WRITTEN, outputs * COUNTED);
-        let handed_over = PARTIAL * each(blocks_of_warp.div_ceil(1 << column_bits));
         let merged = norm::MERGE + 24.0 * each(partials) / MEMORY;
         let activated = of(epilogue(&request.block)[0]);
         let seconds = match way {
-            Way::Plain => pass(unit + activated + written, 0.0, x + y),
+            Way::Plain => pass(unit + activated + written, x + y),
             Way::Twice => {
                 let normalized = outputs * 2.0 + of(request.block.post_activation());
-                let first = pass(unit + activated + counted, handed_over, x);
-                first + merged + pass(unit + activated + normalized + written, 0.0, x + y)
+                let first = pass(unit + activated + counted, x);
+                first + merged + pass(unit + activated + normalized + written, x + y)
             }
             Way::Counted => {
                 let behind = of(context.counted.and_then(|block| block.activation()));
-                let among = AMONG * (activated + behind + counted);
                 let rest = if context.counted.is_some() { 0.0 } else { norm::scaling(context) };
-                pass(unit + among + written, handed_over, x + y) + merged + rest
+                pass(unit + activated + behind + counted + written, x + y) + merged + rest
             }
         };
-        let seconds = TAKEN[kind] * seconds;
         Some(ImplicitGemm {
             operand,
             kernel,
             box_d,
-            row_blocks,
+            units_h,
             boxes,
             planes,
             lines,
             words,
-            units,
-            column_bits,
+            entries,
+            stages,
+            joined,
+            run_pitch,
             shared,
-            resident,
+            blocks_of_group,
             way,
             seconds,
         })
@@ -294,7 +306,7 @@ impl<'a> ImplicitGemm<'a> {
         workspace: &mut Workspace,
         steps: &mut Vec<Step>,
     ) -> Result<()> {
-        let chunks = self.boxes.iter().product::<usize>() * (WARPS >> self.column_bits);
+        let chunks = self.boxes.iter().product::<usize>() * self.box_d * self.units_h;
         let channels = context.request.geometry.conv().out_channels();
         norm::passes(context, self.way, [chunks, channels], workspace, steps, |pass| {
             self.step(context, pass).map(Some)
@@ -313,12 +325,12 @@ impl<'a> ImplicitGemm<'a> {
             let Axis { input, output, kernel, stride, padding, dilation, .. } = axis;
             push(&mut arguments, [input, output, kernel, stride, padding, dilation])?;
         }
-        push(&mut arguments, [self.box_d, self.row_blocks])?;
+        push(&mut arguments, [self.box_d, self.units_h])?;
         push(&mut arguments, self.boxes)?;
-        push(
-            &mut arguments,
-            [geometry.batch(), self.planes, self.lines, self.words, self.units, self.column_bits],
-        )?;
+        let ring = [self.words, self.entries, self.stages, usize::from(self.joined)];
+        push(&mut arguments, [geometry.batch(), self.planes, self.lines])?;
+        push(&mut arguments, ring)?;
+        push(&mut arguments, [self.run_pitch, self.blocks_of_group])?;
         let [x_n, ..] = strides(geometry.input_shape(), request.input_format);
         let [y_n, ..] = strides(geometry.output_shape(), request.output_format);
         arguments.extend([x_n, y_n].map(|stride| Argument::I64(stride as i64)));
@@ -327,8 +339,7 @@ impl<'a> ImplicitGemm<'a> {
         arguments.push(Argument::F64(slope));
         arguments.push(pass.mode().into());
         pass.push(context, &mut arguments)?;
-        let work = geometry.batch() * groups * self.boxes.iter().product::<usize>();
-        let grid = grid(work.min(self.resident))?;
+        let grid = grid(groups * self.blocks_of_group)?;
         let (variant, shared) = (*self.kernel, self.shared as u32);
         Ok(Step::Launch { variant, grid, shared, arguments, overlap: false })
     }

@@ -4,6 +4,7 @@
 
 #include "activation.cuh"
 #include "divisor.cuh"
+#include "hopper.cuh"
 #include "mma.cuh"
 #include "operand.cuh"
 
@@ -13,14 +14,15 @@ constexpr bool BOTH = true;
 #else
 constexpr bool BOTH = false;
 #endif
-constexpr int WARPS = 8, THREADS = 32 * WARPS;
-/// Positions of a line and tiles of 8 of them; words around them, and from a line to the next.
-constexpr int LANES = 32, TILES = LANES / 8, MARGIN = 4, PITCH = LANES + 2 * MARGIN;
-/// Words from a channel's staged line to the next.
-constexpr int STAGED = 2 * LANES + 8;
-constexpr int MOST_CLASSES = 64, MOST_WIDTH = 9;
-/// Vectors of four positions of a line; those that a thread has under way; channels of a word; channels written at once.
-constexpr int VECTORS = PITCH / 4, BATCH = PARTS == 2 ? 4 : 8, CHANNELS = KIND == 0 ? 2 : 1, AT_ONCE = 4;
+/// Warps that multiply, and threads that bring what they do; what registers both have.
+constexpr int WARPS = 4 * WARPGROUPS, PRODUCERS = 128, THREADS = 32 * WARPS + PRODUCERS;
+constexpr int PRODUCER_REGISTERS = WARPGROUPS == 2 ? 88 : KIND == 1 ? 80 : 56;
+constexpr int CONSUMER_REGISTERS = WARPGROUPS == 2 ? 208 : KIND == 1 ? 144 : 152;
+/// Positions of a segment and tiles of 8 of them; of a line; words around them, and from a line to the next.
+constexpr int LANES = 32, TILES = LANES / 8, SPAN = LANES * SEGMENTS, MARGIN = 4, PITCH = SPAN + 2 * MARGIN;
+constexpr int MOST_CLASSES = 64, MOST_WIDTH = 9, MOST_STAGES = 8;
+/// Vectors of four positions of a line; those that a thread has under way; channels of a word; elements of 16 bytes of y.
+constexpr int VECTORS = PITCH / 4, BATCH = KIND == 1 && WARPGROUPS == 3 ? 8 : 4, CHANNELS = KIND == 0 ? 2 : 1, WHOLE = 16 / sizeof(Element);
 
 /// One axis of the convolution.
 struct Axis {
@@ -39,28 +41,55 @@ struct Axis {
     }
 };
 
-/// What numbers are divided by.
+/// What numbers are divided by: `channel`, vectors of one of a box's input; `units` of work of a box.
 struct Divisors {
-    Divisor boxes_w, boxes_h, boxes_d, samples, planes, lines, d_stride, h_stride, w_stride, row_blocks, co_blocks;
+    Divisor boxes_w, boxes_h, boxes_d, channel, lines, d_stride, h_stride, units_h, tiles, stages, units;
 };
 constexpr int DIVISORS = sizeof(Divisors) / sizeof(Divisor);
 
-/// A box, for all threads: registers are scarce.
+/// Where a box is, counted in boxes, and its sample.
 struct Box {
-    const Element *x, *w;
-    Element *y;
-    /// Its first output, pair of columns and input, its group, the one before it, and its sample.
-    int od, oh, j, id, ih, group, known, sample;
-    /// Its number, and whether it is left to the definition.
-    int item, bad;
-    /// Where partial statistics of its first channel and warp lie.
-    int partial;
+    int w, h, d, sample;
+
+    __device__ __forceinline__ Box(int item, const Divisors &by, int boxes_w, int boxes_h, int boxes_d) {
+        const int of_w = by.boxes_w.divide(item), of_h = by.boxes_h.divide(of_w);
+        sample = by.boxes_d.divide(of_h);
+        w = item - of_w * boxes_w, h = of_w - of_h * boxes_h, d = of_h - sample * boxes_d;
+    }
 };
 
-/// A unit of work: its first output from that of its box, its pair of residues, and the line of the box's input that it
-/// starts at.
-struct __align__(16) Unit {
-    int d, h, residues, line;
+/// A number, of which the compiler does not know that it is the same.
+__device__ __forceinline__ int hidden(int x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
+/// What a block has of the work and of shared memory. Warps of each kind compute it anew, so that no registers are kept for it
+/// from one part of the kernel to the next.
+struct Shares {
+    /// Its group, and the first of its boxes; tiles of eight channels; words of a position of the input, and of a stage.
+    int group, first_item, tiles, words, stage_words;
+    /// Of each entry where its input lies from the lane's, its taps of both columns, and its channel. Of each tap along depth
+    /// and height and offset along width the same, and its pair of residues.
+    int4 *entry_list, *tap_list;
+    unsigned *ring;
+    uint4 *weights;
+    /// Of each channel its bias, and for a norm its factor and addend.
+    float *of_channel;
+    /// Where warps collect runs.
+    Element *areas;
+
+    __device__ __forceinline__ Shares(char *memory, int in_per_group, int out_per_group, int entries, int taps, int stages, int x_c,
+                                      int blocks_of_group) {
+        group = blockIdx.x / hidden(blocks_of_group), first_item = blockIdx.x - group * blocks_of_group;
+        tiles = (hidden(out_per_group) + 7) / 8, words = (hidden(in_per_group) + CHANNELS - 1) / CHANNELS;
+        stage_words = PARTS * words * x_c;
+        entry_list = (int4 *)memory, tap_list = entry_list + hidden(entries);
+        ring = (unsigned *)(tap_list + taps);
+        weights = (uint4 *)(ring + hidden(stages) * stage_words);
+        of_channel = (float *)(weights + 4 * PARTS * tiles * entries);
+        areas = (Element *)(of_channel + 24 * tiles);
+    }
 };
 
 /// The type of four elements.
@@ -70,37 +99,6 @@ template <typename T> struct FourOf {
 template <> struct FourOf<float> {
     using type = float4;
 };
-
-/// Writes a number where there is one: no branch.
-__device__ __forceinline__ void put(Element *at, float v, bool there) {
-    Element e;
-    narrow(v, &e);
-#if KIND == 0
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\n@p st.global.b16 [%0], %1;\n}" ::"l"(at), "h"(e.bits), "r"((int)there) : "memory");
-#else
-    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\n@p st.global.f32 [%0], %1;\n}" ::"l"(at), "f"(e), "r"((int)there) : "memory");
-#endif
-}
-
-/// Values through any activation.
-template <int COUNT> __device__ __forceinline__ void bend(float (&v)[COUNT], int code, float slope) {
-    if (code > 2)
-        curve(v, code);
-    else if (code)
-#pragma unroll
-        for (int k = 0; k < COUNT; k++) v[k] = straighten(v[k], code, slope);
-}
-
-/// A number, of which the compiler does not know that it is the same; the number of the thread, read anew.
-__device__ __forceinline__ int hidden(int x) {
-    asm volatile("" : "+r"(x));
-    return x;
-}
-__device__ __forceinline__ int thread() {
-    int x;
-    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
-    return x;
-}
 
 /// Many values through one of the curved activations that a few instructions compute.
 template <int COUNT> __device__ __forceinline__ void curve_plainly(float (&v)[COUNT], int code) {
@@ -119,7 +117,7 @@ template <int COUNT> __device__ __forceinline__ void curve_plainly(float (&v)[CO
 }
 
 /// The same of any activation that a few instructions compute.
-template <int COUNT> __device__ __forceinline__ void bend_plainly(float (&v)[COUNT], int code, float slope) {
+template <int COUNT> __device__ __forceinline__ void bend(float (&v)[COUNT], int code, float slope) {
     if (code > 2)
         curve_plainly(v, code);
     else if (code)
@@ -127,40 +125,74 @@ template <int COUNT> __device__ __forceinline__ void bend_plainly(float (&v)[COU
         for (int k = 0; k < COUNT; k++) v[k] = straighten(v[k], code, slope);
 }
 
-/// What a lane has: of 8*MT channels two outputs of two positions each, as the matrix instruction leaves them.
-using Sums = float[MT][ROWS][TILES][4];
+/// What a lane has of a channel: two outputs of two positions each of every tile, as the matrix instruction leaves them.
+constexpr int SUMS = LINES * SEGMENTS * TILES * 4;
+using Sums = float[LINES * SEGMENTS][TILES][4];
 
-/// Four elements of as many channels as share a word, as operands; of two parts the low one in `low`.
-__device__ __forceinline__ uint4 words(const Element (&v)[E], uint4 &low) {
+/// Four elements of as many channels as share a word, as operands; of two parts the low one in `low`. The instructions cut off
+/// what tf32 does not hold: half of its last bit is added before.
+__device__ __forceinline__ uint4 operands(const Element (&v)[E], [[maybe_unused]] uint4 &low) {
 #if KIND == 0
     const unsigned *const two = (const unsigned *)v;
     return make_uint4(__byte_perm(two[0], two[2], 0x5410), __byte_perm(two[0], two[2], 0x7632), __byte_perm(two[1], two[3], 0x5410),
                       __byte_perm(two[1], two[3], 0x7632));
 #else
-    return operand(v, 1.0f, &low);
+    uint4 high = make_uint4(__float_as_uint(v[0]), __float_as_uint(v[1]), __float_as_uint(v[2]), __float_as_uint(v[3]));
+#if KIND == 1
+    return make_uint4(high.x + 0x1000u, high.y + 0x1000u, high.z + 0x1000u, high.w + 0x1000u);
+#else
+    part_tf32(high.x, low.x), part_tf32(high.y, low.y), part_tf32(high.z, low.z), part_tf32(high.w, low.w);
+    return high;
+#endif
 #endif
 }
+
+/// The largest magnitude so far.
+struct Largest {
+#if KIND == 0
+    unsigned most;
+
+    __device__ __forceinline__ void see(const Element (&v)[E]) { most = larger(most, v); }
+    /// Whether what was seen is left to the definition: infinities, NaN, what would round to infinity, or what the split is too
+    /// coarse for.
+    __device__ __forceinline__ bool undefined() const { return ::undefined(most); }
+#else
+    float most;
+
+    __device__ __forceinline__ void see(const Element (&v)[E]) {
+        float of_vector = 0.0f;
+#pragma unroll
+        for (int e = 0; e < E; e++) asm("max.NaN.f32 %0, %0, %1;" : "+f"(of_vector) : "f"(fabsf(v[e])));
+        of_vector = __uint_as_float(within_parts(__float_as_uint(of_vector)));
+        asm("max.NaN.f32 %0, %0, %1;" : "+f"(most) : "f"(of_vector));
+    }
+    __device__ __forceinline__ bool undefined() const { return __float_as_uint(most) >= 0x7f7ff000u; }
+#endif
+};
 
 /// Which of a tile's 16 columns of y a lane's sum is of.
 __device__ __forceinline__ int column_of(int e) { return 8 * (e % 2) + 2 * (threadIdx.x % 4) + e / 2; }
 
-/// Where a channel's staged line starts: lanes that have eight channels and four positions meet no bank twice.
-__device__ __forceinline__ int line_of(int channel) { return channel * STAGED + channel / 4 % 2; }
-
-/// A line of sums to shared memory, or back.
-template <bool BACK> __device__ __forceinline__ void stage(Sums &sum, int line, float *staged) {
-    // Where registers do not suffice, nothing of this is kept.
-    const int g = (BOTH ? thread() : threadIdx.x) % 32 / 4;
-#pragma unroll
-    for (int r = 0; r < ROWS; r++)
-        if (r == line)
-#pragma unroll
-            for (int i = 0; i < MT; i++)
-#pragma unroll
-                for (int n = 0; n < TILES; n++)
-#pragma unroll
-                    for (int e = 0; e < 4; e++) {
-                        float &at = staged[line_of(8 * i + g) + 16 * n + column_of(e)], &s = sum[i][r][n][e];
-                        (BACK ? s : at) = BACK ? at : s;
-                    }
+/// How many elements an address is past a multiple of 16 bytes.
+__device__ __forceinline__ int past_vector(const Element *at) {
+    return ((unsigned)(unsigned long long)at / (unsigned)sizeof(Element)) % WHOLE;
 }
+
+/// Two neighbours, wherever they lie.
+__device__ __forceinline__ void put_both(Element *at, float first, float second) {
+#if KIND == 0
+    const unsigned both = narrow_both(first, second, Element{});
+    at[0] = Element{(unsigned short)both};
+    at[1] = Element{(unsigned short)(both >> 16)};
+#else
+    at[0] = first;
+    at[1] = second;
+#endif
+}
+
+/// Stores whole vectors of shared memory by the copy engine; ends a group of such stores; waits until all have been read.
+__device__ __forceinline__ void store(Element *to, unsigned from, int bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
+}
+__device__ __forceinline__ void stored() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void stored_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }

@@ -1,20 +1,19 @@
 //! What `implicit_gemm` does, given its arguments.
 
 use super::contracts::{activation, biased};
-use super::machine::{Call, Machine, Pointer};
+use super::machine::{Call, Machine};
 use super::norm;
-use super::operand::{is_out_of_range, split};
-use volup::reference;
+use volup::{Activation, reference};
 
 /// The most shared memory that a block may have.
 const MOST_SHARED: i64 = 232_448;
-/// Warps of a block; positions of a line, words around them, and words from a line to the next.
-const WARPS: i64 = 8;
+/// Positions of a segment of a line, and words around a line.
 const LANES: i64 = 32;
 const MARGIN: i64 = 4;
-const PITCH: i64 = LANES + 2 * MARGIN;
-/// Words from a channel's staged line to the next.
-const STAGED: i64 = 2 * LANES + 8;
+/// Bytes that the copy engine stores at once.
+const VECTOR: i64 = 16;
+/// The most stages.
+const MOST_STAGES: i64 = 8;
 /// The most pairs of residues, and taps along width.
 const MOST_CLASSES: i64 = 64;
 const MOST_WIDTH: i64 = 9;
@@ -86,52 +85,47 @@ impl Axis {
 
 /// How a launch is cut.
 struct Layout {
-    x: Pointer,
-    w: Pointer,
-    x_n: i64,
     /// Channels of a word, and parts of a number.
     together: i64,
     parts: i64,
-    /// Tiles of eight channels of a warp, and its lines.
-    tiles: i64,
-    rows: i64,
+    /// Segments of a box, lines of each residue in a row block, warps that multiply.
+    segments: i64,
+    lines_of_unit: i64,
+    warps: i64,
     axes: [Axis; 3],
     input: i64,
     output: i64,
     groups: i64,
     box_d: i64,
-    row_blocks: i64,
+    units_h: i64,
     boxes: [i64; 3],
     samples: i64,
-    planes: i64,
-    lines: i64,
-    column_bits: i64,
+    joined: bool,
+    blocks_of_group: i64,
 }
 
 impl Layout {
     fn new(call: &Call<'_>) -> Layout {
         let kind = call.size("KIND");
         let [input, output, groups] = call.ints(["in_per_group", "out_per_group", "groups"]);
-        let [box_d, row_blocks, samples, planes] = call.ints(["box_d", "row_blocks", "samples", "planes"]);
+        let [box_d, units_h, samples] = call.ints(["box_d", "units_h", "samples"]);
+        let [joined, blocks_of_group] = call.ints(["joined", "blocks_of_group"]);
         Layout {
-            x: call.pointer("x"),
-            w: call.pointer("w"),
-            x_n: call.int("x_n"),
             together: if kind == 0 { 2 } else { 1 },
             parts: if kind == 3 { 2 } else { 1 },
-            tiles: call.size("MT"),
-            rows: call.size("ROWS"),
+            segments: call.size("SEGMENTS"),
+            lines_of_unit: call.size("LINES"),
+            warps: 4 * call.size("WARPGROUPS"),
             axes: ["d", "h", "w"].map(|axis| Axis::new(call, axis)),
             input,
             output,
             groups,
             box_d,
-            row_blocks,
+            units_h,
             boxes: call.ints(["boxes_d", "boxes_h", "boxes_w"]),
             samples,
-            planes,
-            lines: call.int("lines"),
-            column_bits: call.int("column_bits"),
+            joined: joined == 1,
+            blocks_of_group,
         }
     }
 
@@ -144,30 +138,31 @@ impl Layout {
         ceil(self.input, self.together)
     }
 
-    fn box_h(&self) -> i64 {
-        self.row_blocks * self.rows * self.axes[1].stride
+    /// Lines of a unit of work, and of a box; columns of a box.
+    fn unit_h(&self) -> i64 {
+        self.lines_of_unit * self.axes[1].stride
     }
 
-    fn boxes(&self) -> i64 {
-        self.boxes.iter().product()
+    fn box_sizes(&self) -> [i64; 3] {
+        [self.box_d, self.units_h * self.unit_h(), 2 * LANES * self.segments]
     }
 
-    /// Warps that have different lines.
-    fn warp_rows(&self) -> i64 {
-        WARPS >> self.column_bits
+    /// Boxes of a group.
+    fn items(&self) -> i64 {
+        self.samples * self.boxes.iter().product::<i64>()
+    }
+
+    /// Tiles of eight channels.
+    fn tiles(&self) -> i64 {
+        ceil(self.output, 8)
     }
 
     fn taps(&self) -> i64 {
         self.axes.map(|axis| axis.kernel).iter().product()
     }
 
-    /// Units of work of a box.
-    fn units_of_work(&self) -> i64 {
-        self.box_d * self.axes[1].stride * self.row_blocks
-    }
-
-    /// Units of the sums of each pair of residues.
-    fn units(&self) -> Vec<i64> {
+    /// Entries of the sums of each pair of residues.
+    fn entries(&self) -> Vec<i64> {
         let [depth, height, width] = self.axes;
         let of_pair = width.offsets().len() as i64 * self.chunks();
         let pairs = |rd, rh| (depth.taps(rd).len() * height.taps(rh).len()) as i64;
@@ -185,15 +180,6 @@ impl Layout {
             self.channels() * outputs.iter().product::<i64>(),
         ]
     }
-
-    /// A unit of work: its first plane and line of the box's, in the order that they are dealt out in.
-    fn unit(&self, unit: i64) -> [i64; 2] {
-        let h_stride = self.axes[1].stride;
-        let of_lines = unit / h_stride;
-        let turn = if self.warp_rows() % h_stride == 0 { unit / self.warp_rows() } else { 0 };
-        let row = of_lines % self.row_blocks * self.rows;
-        [of_lines / self.row_blocks, row * h_stride + (unit + turn) % h_stride]
-    }
 }
 
 fn ceil(a: i64, b: i64) -> i64 {
@@ -210,7 +196,7 @@ pub fn extents(call: &Call<'_>) -> Vec<(&'static str, i64)> {
     let layout = Layout::new(call);
     match call.int("mode") {
         1 | 3 => {
-            let count = layout.samples * layout.boxes() * layout.warp_rows() * layout.channels();
+            let count = layout.items() * layout.box_d * layout.units_h * layout.channels();
             norm::PARTIALS.map(|name| (name, count)).into()
         }
         2 => ["mean", "rstd"].map(|name| (name, layout.samples * call.int("norm_groups"))).into(),
@@ -223,16 +209,18 @@ pub fn check(call: &Call<'_>) {
     let layout = Layout::new(call);
     let what = call.variant.name;
     let [depth, height, width] = layout.axes;
-    assert_eq!(i64::from(call.variant.threads), 32 * WARPS, "{what}");
-    assert!(call.grid[0] > 0 && call.grid[1..] == [1, 1], "{what}");
-    for (name, most) in [("has_bias", 1), ("activation", 8), ("mode", 3), ("post_activation", 8)] {
+    assert_eq!(i64::from(call.variant.threads), 32 * layout.warps + 128, "{what}");
+    assert_eq!(call.grid, [layout.groups * layout.blocks_of_group, 1, 1], "{what}");
+    assert!((1..=layout.items()).contains(&layout.blocks_of_group), "{what}");
+    for (name, most) in
+        [("has_bias", 1), ("activation", 8), ("mode", 3), ("post_activation", 8), ("joined", 1)]
+    {
         assert!((0..=most).contains(&call.int(name)), "{name} of {what}");
     }
-    // Statistics are of what a few instructions compute.
     assert_eq!(call.int("mode") == 3, call.variant.param("COUNTS").is_some(), "mode of {what}");
-    let plain = |name| ![4, 8].contains(&call.int(name));
-    assert!(!counts(call) || plain("activation"), "activation of {what}");
-    assert!(call.int("mode") != 3 || plain("post_activation"), "activation behind {what}");
+    for name in ["activation", "post_activation"] {
+        assert!(![4, 8].contains(&call.int(name)), "{name} of {what}");
+    }
     assert_eq!(call.int("norm_groups") * call.int("group_channels"), layout.channels(), "{what}");
 
     // What the kernel is for, in its tables.
@@ -240,25 +228,42 @@ pub fn check(call: &Call<'_>) {
     let near = |&(offset, _): &(i64, _)| (-MARGIN..=MARGIN).contains(&offset);
     assert!(width.offsets().iter().all(near), "{:?} of {what}", width.offsets());
     assert!(depth.stride * height.stride <= MOST_CLASSES, "{what}");
-    assert!((0..=WARPS.ilog2().into()).contains(&layout.column_bits), "{what}");
 
     // Boxes that start with the first residue and leave no output out, none without any; their input.
     assert!(layout.box_d > 0 && layout.box_d % depth.stride == 0, "{} of {what}", layout.box_d);
-    let sizes = [layout.box_d, layout.box_h(), 2 * LANES];
+    let sizes = layout.box_sizes();
     for ((axis, size), boxes) in layout.axes.iter().zip(sizes).zip(layout.boxes) {
         assert!(size > 0 && boxes == ceil(axis.output, size), "{:?} boxes of {what}", layout.boxes);
     }
-    let [planes, lines, x_c, units] = call.ints(["planes", "lines", "x_c", "units"]);
-    assert_eq!([planes, lines], [depth.reached(layout.box_d), height.reached(layout.box_h())], "{what}");
-    assert!(x_c >= planes * lines * PITCH && x_c % 16 == 0 && x_c % 32 != 0, "{x_c} words of {what}");
-    assert!(x_c < planes * lines * PITCH + 32, "{x_c} words of {what}");
-    assert_eq!(units, layout.units().iter().sum::<i64>(), "{what}");
+    let [planes, lines, x_c, entries] = call.ints(["planes", "lines", "x_c", "entries"]);
+    assert_eq!([planes, lines], [depth.reached(sizes[0]), height.reached(sizes[1])], "{what}");
+    let of_channel = planes * lines * (LANES * layout.segments + 2 * MARGIN);
+    assert!(x_c >= of_channel && x_c % 16 == 0 && x_c % 32 != 0, "{x_c} words of {what}");
+    assert!(x_c < of_channel + 32, "{x_c} words of {what}");
+    assert_eq!(entries, layout.entries().iter().sum::<i64>(), "{what}");
 
-    let padded = ceil(layout.output, 8 * layout.tiles) * 8 * layout.tiles;
-    let shared = 16 * (units + layout.taps() + layout.units_of_work())
-        + 4 * (layout.parts * layout.chunks() * x_c + 4 * padded)
-        + 64 * layout.parts * (ceil(layout.output, 8) * (units - 8) + padded)
-        + 4 * WARPS * 8 * layout.tiles * STAGED;
+    // Runs of lines of the output, all of a row block or one each; where they start, a vector may have started.
+    let [stages, run_pitch] = call.ints(["stages", "run_pitch"]);
+    let element = call.pointer("y").width as i64;
+    assert!(layout.boxes[2] == 1 || !layout.joined, "{what}");
+    assert!(layout.joined || layout.lines_of_unit == 1, "{what}");
+    let run = if layout.joined {
+        layout.lines_of_unit * height.stride * width.output
+    } else {
+        width.output.min(sizes[2])
+    };
+    let least = run * element + VECTOR - element;
+    assert!(run_pitch * element >= least && run_pitch * element % VECTOR == 0, "{what}");
+    assert!(run_pitch * element < least + 160, "{what}");
+    // No warp takes one box for another.
+    let units = layout.box_d * layout.units_h * layout.tiles();
+    assert!((2..=MOST_STAGES).contains(&stages) && (stages - 1) * units >= layout.warps - 1, "{what}");
+
+    let shared = 16 * (entries + layout.taps())
+        + 4 * stages * layout.parts * layout.chunks() * x_c
+        + 64 * layout.parts * layout.tiles() * entries
+        + 96 * layout.tiles()
+        + layout.warps * 8 * run_pitch * element;
     assert_eq!(call.shared, shared, "{what}");
     let own = i64::from(call.variant.shared_bytes);
     assert!(shared + own <= MOST_SHARED, "{shared} bytes of {what}");
@@ -270,9 +275,8 @@ pub fn check(call: &Call<'_>) {
         assert!(call.pointer(name).at.is_multiple_of(16), "{name} of {what}");
     }
 
-    // What is counted in 32 bits: elements of a sample and of the weight; boxes, with those that the last round asks
-    // for; partial statistics; vectors of a box; what the inputs of an output are found by, with a box past the end.
-    let items = layout.samples * layout.boxes() * layout.groups;
+    // What is counted in 32 bits: elements of a sample and of the weight; units of work, with those that the last round
+    // asks for; partial statistics; words of a box; what the inputs of an output are found by, with a box past the end.
     let found_by =
         layout.axes.iter().zip(sizes).map(|(axis, size)| {
             axis.output.max(axis.input) + size + axis.padding + axis.stride * axis.reach()
@@ -281,9 +285,9 @@ pub fn check(call: &Call<'_>) {
         x,
         y,
         layout.groups * layout.input * layout.output * layout.taps(),
-        items + call.grid[0],
-        layout.samples * layout.boxes() * layout.warp_rows() * layout.channels(),
-        layout.chunks() * planes * lines * PITCH,
+        layout.items() * units + layout.blocks_of_group * layout.warps,
+        layout.items() * layout.box_d * layout.units_h * layout.channels(),
+        layout.chunks() * x_c,
     ]
     .into_iter()
     .chain(found_by)
@@ -297,226 +301,95 @@ pub fn features(call: &Call<'_>) -> Vec<&'static str> {
     let layout = Layout::new(call);
     let [depth, height, width] = layout.axes;
     let mode = call.int("mode");
-    let items = layout.samples * layout.boxes() * layout.groups;
+    let [box_d, box_h, box_w] = layout.box_sizes();
     let offsets = width.offsets();
-    let warps = layout.warp_rows();
     let found = [
-        ("blocks of many boxes", items > call.grid[0]),
-        ("boxes past the end", depth.output % layout.box_d > 0),
+        ("blocks of many boxes", layout.items() > layout.blocks_of_group),
+        ("boxes past the end", depth.output % box_d > 0),
         ("channels of a group past a tile", layout.output % 8 > 0),
         ("channels that a pair lacks", layout.input % layout.together > 0),
-        ("columns past the end", width.output % (2 * LANES) > 0 && layout.boxes[2] > 1),
+        ("columns past the end", width.output % box_w > 0 && layout.boxes[2] > 1),
         ("groups", layout.groups > 1),
         ("inputs of one column", offsets.iter().any(|(_, taps)| taps.contains(&None))),
+        ("lines apart", !layout.joined),
         ("lines one by one", width.input % 4 > 0),
-        ("lines past the end", height.output % layout.box_h() > 0),
+        ("lines past the end", height.output % box_h > 0),
         ("normalized", mode == 2),
         ("odd lines", width.output % 2 > 0),
-        ("residues in turns", height.stride > 1 && warps % height.stride == 0),
-        ("residues without taps", layout.units().contains(&0)),
+        ("residues without taps", layout.entries().contains(&0)),
         ("statistics", mode == 1),
         ("statistics of what is written", mode == 3),
-        ("warps of many channel blocks", ceil(layout.output, 8 * layout.tiles) > 1 << layout.column_bits),
-        ("warps of other channels", layout.column_bits > 0),
-        ("warps without lines", warps > layout.units_of_work()),
+        (
+            "units without lines",
+            height.output % box_h > 0 && height.output % box_h <= box_h - layout.unit_h(),
+        ),
     ];
     found.into_iter().filter(|(_, is)| *is).map(|(what, _)| what).collect()
 }
 
-/// What an output is summed over: where each factor lies from its line and position in the box, and the weight's parts.
-type Terms = Vec<(i64, [f64; 2])>;
-
-/// What a block keeps of a group's weight.
-struct Weights {
-    /// Of each pair of residues, column of a pair and channel of the group.
-    terms: Vec<[Vec<Terms>; 2]>,
-    /// Whether there is what is left to the definition.
-    bad: bool,
-}
-
-impl Weights {
-    fn new(call: &Call<'_>, machine: &Machine, layout: &Layout, group: i64) -> Weights {
-        let [depth, height, width] = layout.axes;
-        let (mut terms, mut bad) = (Vec::new(), false);
-        for (rd, rh) in (0..depth.stride).flat_map(|rd| (0..height.stride).map(move |rh| (rd, rh))) {
-            let mut of_pair = [(); 2].map(|()| vec![Terms::new(); layout.output as usize]);
-            for (kd, at_d) in depth.taps(rd) {
-                for (kh, at_h) in height.taps(rh) {
-                    assert!(at_d >= 0 && at_h >= 0, "{at_d}, {at_h}: {}", call.variant.name);
-                    for (offset, taps) in width.offsets() {
-                        for (of_channels, tap) in of_pair.iter_mut().zip(taps) {
-                            let Some(kw) = tap else { continue };
-                            let tap = (kd * height.kernel + kh) * width.kernel + kw;
-                            for c in 0..layout.input {
-                                let from = ((c * layout.planes + at_d) * layout.lines + at_h) * PITCH;
-                                for (o, terms) in of_channels.iter_mut().enumerate() {
-                                    let pair = (group * layout.input + c) * layout.output + o as i64;
-                                    let weight = machine.read(layout.w, pair * layout.taps() + tap);
-                                    bad |= is_out_of_range(layout.parts, [weight].into_iter());
-                                    terms.push((from + MARGIN + offset, split(layout.parts, weight)));
-                                }
-                            }
-                        }
-                    }
-                }
-            }
-            terms.push(of_pair);
-        }
-        Weights { terms, bad }
-    }
-}
-
-/// A box: its sample and group, and the first output and input of each axis, along width a pair of outputs.
-struct BoxAt {
-    sample: i64,
-    group: i64,
-    at: [i64; 3],
-    outputs: [i64; 3],
-    inputs: [i64; 3],
-}
-
-impl BoxAt {
-    /// Boxes are counted by samples, these by groups.
-    fn new(layout: &Layout, item: i64) -> BoxAt {
-        let [_, boxes_h, boxes_w] = layout.boxes;
-        let (of_sample, of_all) = (item % layout.boxes(), item / layout.boxes());
-        let at = [of_sample / boxes_w / boxes_h, of_sample / boxes_w % boxes_h, of_sample % boxes_w];
-        let outputs = [at[0] * layout.box_d, at[1] * layout.box_h(), 2 * LANES * at[2]];
-        let [depth, height, _] = layout.axes;
-        let inputs = [
-            outputs[0] / depth.stride + depth.first(),
-            outputs[1] / height.stride + height.first(),
-            LANES * at[2] - MARGIN,
-        ];
-        let [group, sample] = [of_all / layout.samples, of_all % layout.samples];
-        BoxAt { sample, group, at, outputs, inputs }
-    }
-
-    /// Where an input of a channel of the group lies.
-    fn source(&self, layout: &Layout, [c, d, h, w]: [i64; 4]) -> Option<i64> {
-        let [depth, height, width] = layout.axes.map(|axis| axis.input);
-        let there = (0..depth).contains(&d) && (0..height).contains(&h) && (0..width).contains(&w);
-        let channel = self.group * layout.input + c;
-        there.then(|| self.sample * layout.x_n + ((channel * depth + d) * height + h) * width + w)
-    }
-
-    /// The box's input with zeros around, in its parts, and whether there is what is left to the definition: vectors of
-    /// four positions are looked at, of every channel.
-    fn fetch(&self, machine: &Machine, layout: &Layout) -> (Vec<[f64; 2]>, bool) {
-        let [first_d, first_h, first_w] = self.inputs;
-        let (mut kept, mut bad) = (Vec::new(), false);
-        for c in 0..layout.input {
-            for plane in 0..layout.planes {
-                for line in 0..layout.lines {
-                    for vector in (0..PITCH).step_by(4) {
-                        let value = |f: i64| {
-                            let place = [c, first_d + plane, first_h + line, first_w + vector + f];
-                            self.source(layout, place).map_or(0.0, |at| machine.read(layout.x, at))
-                        };
-                        let values = [0, 1, 2, 3].map(value);
-                        bad |= is_out_of_range(layout.parts, values.into_iter());
-                        kept.extend(values.map(|value| split(layout.parts, value)));
-                    }
+/// An output's sum by the definition.
+fn defined(call: &Call<'_>, machine: &Machine, layout: &Layout, [n, channel, place @ ..]: [i64; 5]) -> f64 {
+    let (x, w) = (call.pointer("x"), call.pointer("w"));
+    let taps = [0, 1, 2].map(|axis| -> Vec<(i64, i64)> {
+        let of: Axis = layout.axes[axis];
+        let inside = |i: &i64| (0..of.input).contains(i);
+        let from = |tap| of.source(place[axis], tap).filter(inside).map(|i| (tap, i));
+        (0..of.kernel).filter_map(from).collect()
+    });
+    let [_, height, width] = layout.axes;
+    let (group, o) = (channel / layout.output, channel % layout.output);
+    let mut sum = 0.0;
+    for (kd, d) in &taps[0] {
+        for (kh, h) in &taps[1] {
+            for (kw, iw) in &taps[2] {
+                let tap = (kd * height.kernel + kh) * width.kernel + kw;
+                for c in group * layout.input..(group + 1) * layout.input {
+                    let at = ((c * layout.axes[0].input + d) * height.input + h) * width.input + iw;
+                    let weight = machine.read(w, (c * layout.output + o) * layout.taps() + tap);
+                    sum += machine.read(x, n * call.int("x_n") + at) * weight;
                 }
             }
         }
-        (kept, bad)
     }
-
-    /// An output's sum by the definition.
-    fn defined(&self, machine: &Machine, layout: &Layout, [o, place @ ..]: [i64; 4]) -> f64 {
-        let taps = [0, 1, 2].map(|axis| -> Vec<(i64, i64)> {
-            let of = layout.axes[axis];
-            (0..of.kernel).filter_map(|tap| of.source(place[axis], tap).map(|i| (tap, i))).collect()
-        });
-        let mut sum = 0.0;
-        for (kd, d) in &taps[0] {
-            for (kh, h) in &taps[1] {
-                for (kw, w) in &taps[2] {
-                    let tap = (kd * layout.axes[1].kernel + kh) * layout.axes[2].kernel + kw;
-                    for c in 0..layout.input {
-                        let Some(at) = self.source(layout, [c, *d, *h, *w]) else { continue };
-                        let pair = (self.group * layout.input + c) * layout.output + o;
-                        sum +=
-                            machine.read(layout.x, at) * machine.read(layout.w, pair * layout.taps() + tap);
-                    }
-                }
-            }
-        }
-        sum
-    }
+    sum
 }
 
-/// Blocks do one box after the other, of a group all samples' before the next group's.
+/// What a launch computes, not how: its PTX is run by tests of its own.
 pub fn run(call: &Call<'_>, machine: &mut Machine) {
     check(call);
     let layout = Layout::new(call);
-    let of_group = layout.samples * layout.boxes();
-    for group in 0..layout.groups {
-        let weights = Weights::new(call, machine, &layout, group);
-        for item in group * of_group..(group + 1) * of_group {
-            compute(call, machine, &layout, &weights, &BoxAt::new(&layout, item));
-        }
-    }
-}
-
-/// A box: units of work are dealt out to the warps that have different lines, and each has all channels.
-fn compute(call: &Call<'_>, machine: &mut Machine, layout: &Layout, weights: &Weights, here: &BoxAt) {
-    let [depth, height, width] = layout.axes;
-    let (kept, bad) = here.fetch(machine, layout);
     let (bias, y, mode) = (call.pointer("bias"), call.pointer("y"), call.int("mode"));
-    let y_n = call.int("y_n");
     let function = activation(call, ["activation", "slope"]);
-    let behind = activation(call, ["post_activation", "post_slope"]);
-    let warps = layout.warp_rows();
-    let columns = (width.output - here.outputs[2]).min(2 * LANES);
-    for o in 0..layout.output {
-        let channel = here.group * layout.output + o;
-        let bias = biased(call, machine, bias, channel);
-        let normalized = (mode == 2).then(|| norm::normalized(call, machine, [here.sample, channel]));
-        let mut seen = vec![Vec::new(); if counts(call) { warps as usize } else { 0 }];
-        for unit in 0..layout.units_of_work() {
-            let [d, first_h] = layout.unit(unit);
-            let residues = d % depth.stride * height.stride + first_h % height.stride;
-            let terms = [0, 1].map(|column| &weights.terms[residues as usize][column][o as usize]);
-            for row in 0..layout.rows {
-                let h = first_h + row * height.stride;
-                let [od, oh] = [here.outputs[0] + d, here.outputs[1] + h];
-                if od >= depth.output || oh >= height.output {
-                    continue;
+    let behind = activation(call, ["post_activation", "post_slope"]).filter(|_| mode == 3);
+    let of = |function: Option<Activation>, x: f64| {
+        function.map_or(x, |function| reference::activation(function, x))
+    };
+    let [boxes_d, boxes_h, boxes_w] = layout.boxes;
+    let [box_d, _, box_w] = layout.box_sizes();
+    let [depth, height, width] = layout.axes.map(|axis| axis.output);
+    for (n, channel) in (0..layout.samples).flat_map(|n| (0..layout.channels()).map(move |c| (n, c))) {
+        let add = biased(call, machine, bias, channel);
+        let normalized = (mode == 2).then(|| norm::normalized(call, machine, [n, channel]));
+        for (d, unit_h, column) in (0..boxes_d * box_d).flat_map(|d| {
+            (0..boxes_h * layout.units_h).flat_map(move |h| (0..boxes_w).map(move |w| (d, h, w)))
+        }) {
+            let lines = unit_h * layout.unit_h()..((unit_h + 1) * layout.unit_h()).min(height);
+            let columns = column * box_w..((column + 1) * box_w).min(width);
+            let mut seen = Vec::new();
+            for (h, w) in lines.flat_map(|h| columns.clone().map(move |w| (h, w))).filter(|_| d < depth) {
+                let value = of(function, defined(call, machine, &layout, [n, channel, d, h, w]) + add);
+                if mode != 1 {
+                    let at = ((channel * depth + d) * height + h) * width + w;
+                    let value = normalized.as_ref().map_or(value, |normalized| normalized(value));
+                    machine.write(y, n * call.int("y_n") + at, value);
                 }
-                let line = (d / depth.stride * layout.lines + h / height.stride) * PITCH;
-                for column in 0..columns {
-                    let ow = here.outputs[2] + column;
-                    let sum = if bad || weights.bad {
-                        here.defined(machine, layout, [o, od, oh, ow])
-                    } else {
-                        let first = line + column / 2;
-                        let product = |&(at, [high, low]): &(i64, [f64; 2])| {
-                            let [x_high, x_low] = kept[(first + at) as usize];
-                            high * x_high + (low * x_high + high * x_low)
-                        };
-                        terms[column as usize % 2].iter().map(product).sum()
-                    };
-                    let value = function.map_or(sum + bias, |of| reference::activation(of, sum + bias));
-                    if counts(call) {
-                        let of = behind.filter(|_| mode == 3);
-                        let counted = of.map_or(value, |of| reference::activation(of, value));
-                        seen[(unit % warps) as usize].push(counted);
-                    }
-                    if mode != 1 {
-                        let to = ((channel * depth.output + od) * height.output + oh) * width.output + ow;
-                        let value = normalized.as_ref().map_or(value, |normalized| normalized(value));
-                        machine.write(y, here.sample * y_n + to, value);
-                    }
-                }
+                seen.push(of(behind, value));
             }
-        }
-        let [_, boxes_h, boxes_w] = layout.boxes;
-        let place = (here.at[0] * boxes_h + here.at[1]) * boxes_w + here.at[2];
-        for (warp, values) in seen.iter().enumerate() {
-            let of_warp = (here.sample * layout.boxes() + place) * warps + warp as i64;
-            norm::put(call, machine, norm::PARTIALS, of_warp * layout.channels() + channel, values);
+            if counts(call) {
+                let item = ((n * boxes_d + d / box_d) * boxes_h + unit_h / layout.units_h) * boxes_w + column;
+                let unit = (item * box_d + d % box_d) * layout.units_h + unit_h % layout.units_h;
+                norm::put(call, machine, norm::PARTIALS, unit * layout.channels() + channel, &seen);
+            }
         }
     }
 }

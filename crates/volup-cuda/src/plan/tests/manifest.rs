@@ -196,8 +196,8 @@ fn declared_in_cuda(variant: &Variant, source: &'static str) -> Signature {
         "halo_gemm" => vec!["KIND", "BN", "MI", "CTAS", "WGS"],
         "gather_gemm" => vec!["KIND", "BN", "MI", "CTAS", "WGS", "RW", "RH"],
         "box_gemm" => vec!["KIND", "MT", "NT", "WARPS", "CTAS"],
-        "implicit_gemm" if counts => vec!["KIND", "MT", "ROWS", "CTAS", "COUNTS"],
-        "implicit_gemm" => vec!["KIND", "MT", "ROWS", "CTAS"],
+        "implicit_gemm" if counts => vec!["KIND", "SEGMENTS", "LINES", "WARPGROUPS", "COUNTS"],
+        "implicit_gemm" => vec!["KIND", "SEGMENTS", "LINES", "WARPGROUPS"],
         "group_scale" | "group_statistics" => vec!["KIND", "LAST"],
         "shuffle_gemm" => {
             vec!["KIND", "NORM", "LAST", "STAGES", "WARP_ROWS", "WARP_POS", "ROW_WARPS", "POS_WARPS", "CTAS"]

@@ -407,8 +407,6 @@ fn statistics_of_what_is_written_are_those_of_the_definition() {
         "statistics of what is written",
         "teams",
         "warpgroups",
-        "warps of many channel blocks",
-        "warps without lines",
     ] {
         assert!(found.contains(feature), "{feature}");
     }
@@ -479,7 +477,7 @@ fn a_wrong_argument_of_what_is_counted_shows() {
         ("implicit_gemm", "h_input h_output h_kernel h_stride h_padding w_input w_output w_kernel w_stride"),
         (
             "implicit_gemm",
-            "box_d row_blocks boxes_d boxes_h boxes_w samples planes lines x_c units column_bits",
+            "box_d units_h boxes_d boxes_h boxes_w samples planes lines x_c entries stages joined run_pitch",
         ),
         ("implicit_gemm", "x_n y_n has_bias activation mode norm_groups group_channels post_activation"),
         merge,
