@@ -36,6 +36,9 @@
 // those of a warp's last rows need products of the next warp's first ones, through shared memory. A tile has sums of
 // its first `advance` rows, a multiple of 8 at least `w_reach` below BM, and the next tile starts there.
 //
+// With LATTICE the outputs of that product along width are every `y_w`-th of a line of `w_whole`, from `w_first` on, below
+// `y_w`. Those between have no tap, and are what `fill_output` would make of them: lines are written whole.
+//
 // # How
 //
 // Persistent blocks of WGS consumer warpgroups and one producer warp. A tile is BM = 64*MI*WGS rows, a
@@ -89,6 +92,7 @@
 // 10. With TAPS, of a kernel along width of at most so many: `advance`, `w_dilation`, `w_reach`. W_STRIDE is the stride along
 //    width; `scale_w` is of each of slices*blocks*CHANNELS channels. `outputs` is W_STRIDE, `w_steps` 1; for W_STRIDE past
 //    1, `channels_first`.
+// 11. With LATTICE `w_first`, `w_whole`; `outputs` is 1, `channels_first` 1, and `y` is where lines start.
 
 /// The first tap of a chunk along height, and how many units and steps of one it has along width; a tap along depth that
 /// it lacks is passed over. There is one phase.
@@ -220,6 +224,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
 #endif
 #ifdef TAPS
     , int advance, int w_dilation, int w_reach
+#endif
+#ifdef LATTICE
+    , int w_first, int w_whole
 #endif
 ) {
     extern __shared__ __align__(128) char memory[];
@@ -515,7 +522,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
                 const bool here = co < channels && rr < outputs;
                 const int channel = slice * channels + co;
                 column_at[thread] = channel * y_c + rr * y_w;
+#ifdef LATTICE
+                float none = here && has_bias ? widen(bias[channel]) : 0.0f;
+                none = activation > 2 ? curve(none, activation) : straighten(none, activation, (float)slope);
+                column_rr[thread] = __float_as_int(none);
+#else
                 column_rr[thread] = here ? rr : NOWHERE;
+#endif
 #ifndef TAPS
                 column_bias[thread] = here && has_bias ? widen(bias[channel]) : 0.0f;
 #if KIND == 2
@@ -572,7 +585,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
         const bool here = row < (FIRST_SUM ? min(rows, t.row0 + advance) : rows) && (unsigned)od < (unsigned)d_out && (unsigned)oh < (unsigned)h_out;
         const Epilogue epilogue = {y + (long long)sample0 * y_n, (n - sample0) * y_n + od * y_d + oh * y_h + ow * y_w, here ? ow : NOWHERE,
                                    column_at, column_rr, staged, activation, min(channels * outputs - column0, COLUMNS), w_out, y_w,
-                                   (slice * channels + column0 / outputs) * y_c, y_c};
+                                   (slice * channels + column0 / outputs) * y_c, y_c,
+#ifdef LATTICE
+                                   w_first, w_whole
+#endif
+        };
+#ifdef LATTICE
+#pragma unroll 1
+        for (int piece = 0; piece < COLUMNS; piece += PIECE) {
+            epilogue.stage(sum, piece);
+            if (activation > 2) epilogue.bend();
+            epilogue.whole(piece);
+        }
+        continue;
+#endif
         const bool vectors = channels % 4 == 0 && y_w % 4 == 0 && (unsigned long long)y % (4 * sizeof(Element)) == 0;
         // Every row a voxel, in their order; a sample of whole vectors.
         const bool dense = channels_first && outputs == 1 && d_stride * h_stride == 1 && pd == d_out && ph == h_out && pw == w_out &&
