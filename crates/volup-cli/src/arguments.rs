@@ -1,7 +1,8 @@
 //! Arguments that several subcommands take.
 
 use clap::builder::TypedValueParser;
-use volup::testing::Case;
+use std::num::NonZeroUsize;
+use volup::testing::{Case, published};
 use volup::{DType, Precision};
 use volup_cpu::CpuEngine;
 use volup_cuda::{Algorithm, CudaEngine};
@@ -70,6 +71,60 @@ fn device(text: &str) -> Result<Device, String> {
 
 fn precision() -> impl TypedValueParser<Value = Precision> {
     clap::builder::PossibleValuesParser::new(["ieee", "tf32"]).try_map(|name| name.parse::<Precision>())
+}
+
+/// The blocks that a command times.
+#[derive(clap::Args)]
+pub struct Shapes {
+    /// A published shape, any number of times [default: all of them].
+    #[arg(long, value_name = "NAME", value_parser = shape_parser())]
+    shape: Vec<String>,
+    /// A block and its input, any number of times.
+    #[arg(long, value_name = "SPEC", value_parser = spec)]
+    spec: Vec<Case>,
+    /// The type to compute in.
+    #[arg(long, value_parser = dtype(), default_value = "f32")]
+    pub dtype: DType,
+    /// The batch size, in place of the shape's own.
+    #[arg(long, value_name = "N")]
+    batch: Option<NonZeroUsize>,
+    /// The most memory that a shape's input, output and weight may take.
+    #[arg(long, value_name = "BYTES", value_parser = bytes, default_value = MAX_BYTES)]
+    max_bytes: u64,
+}
+
+fn shape_parser() -> clap::builder::PossibleValuesParser {
+    clap::builder::PossibleValuesParser::new(published().iter().map(|case| case.name))
+}
+
+impl Shapes {
+    /// The cases that are asked for, with the batch that is.
+    pub fn cases(&self) -> anyhow::Result<Vec<Case>> {
+        let mut cases: Vec<Case> = published();
+        let all = self.shape.is_empty() && self.spec.is_empty();
+        cases.retain(|case| all || self.shape.iter().any(|name| name == case.name));
+        cases.extend(self.spec.iter().cloned());
+        if let Some(batch) = self.batch {
+            for case in &mut cases {
+                case.batch = Some(batch.get());
+                // A larger batch may be past all bounds.
+                case.block.geometry(batch.get(), case.input)?;
+            }
+        }
+        for case in &cases {
+            check_size(case, self.dtype, self.max_bytes)?;
+            anyhow::ensure!(case.batch != Some(0), "{case}: nothing to time in an empty batch");
+        }
+        Ok(cases)
+    }
+}
+
+/// Parses a number of seconds.
+pub fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(seconds) if (0.0..=86_400.0).contains(&seconds) => Ok(seconds),
+        _ => Err("a number of seconds from 0 to 86400 is wanted".into()),
+    }
 }
 
 /// Parses a number of threads.

@@ -1,14 +1,14 @@
 //! `volup bench`: how fast blocks run here.
 
 use crate::arguments::{self, AnyEngine};
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, bail};
 use serde_json::json;
 use std::hint::black_box;
 use std::io::Write;
 use std::num::NonZeroUsize;
 use std::time::{Duration, Instant};
-use volup::testing::{Case, Fill, published};
-use volup::{DType, Engine};
+use volup::Engine;
+use volup::testing::{Case, Fill};
 use volup_cuda::CudaEngine;
 
 /// The fewest runs that a median is taken of.
@@ -29,43 +29,19 @@ Examples:
   volup bench --device cuda --shape kb2-61 --explain
   volup bench --spec \"n 1, 64x64x64, 64>32, k 2, s 2, bias, relu, gn 8\" --threads 1 --json", arguments::SPEC_HELP))]
 pub struct Args {
-    /// A published shape, any number of times [default: all of them].
-    #[arg(long, value_name = "NAME", value_parser = shape_parser())]
-    shape: Vec<String>,
-    /// A block and its input, any number of times.
-    #[arg(long, value_name = "SPEC", value_parser = arguments::spec)]
-    spec: Vec<Case>,
-    /// The type to compute in.
-    #[arg(long, value_parser = arguments::dtype(), default_value = "f32")]
-    dtype: DType,
+    #[command(flatten)]
+    shapes: arguments::Shapes,
     #[command(flatten)]
     place: arguments::Where,
-    /// The batch size, in place of the shape's own.
-    #[arg(long, value_name = "N")]
-    batch: Option<NonZeroUsize>,
     /// Seconds to time each shape for; at least three runs are made.
-    #[arg(long, value_name = "S", default_value_t = 1.0, value_parser = seconds)]
+    #[arg(long, value_name = "S", default_value_t = 1.0, value_parser = arguments::seconds)]
     seconds: f64,
-    /// The most memory that a shape's input, output and weight may take.
-    #[arg(long, value_name = "BYTES", value_parser = arguments::bytes, default_value = arguments::MAX_BYTES)]
-    max_bytes: u64,
     /// On a GPU, time up to so many plans of each block instead, and print what each was expected to take.
     #[arg(long, value_name = "PLANS", num_args = 0..=1, default_missing_value = "8", conflicts_with = "json")]
     explain: Option<NonZeroUsize>,
     /// Print JSON.
     #[arg(long)]
     json: bool,
-}
-
-fn shape_parser() -> clap::builder::PossibleValuesParser {
-    clap::builder::PossibleValuesParser::new(published().iter().map(|case| case.name))
-}
-
-fn seconds(text: &str) -> Result<f64, String> {
-    match text.parse() {
-        Ok(seconds) if (0.0..=86_400.0).contains(&seconds) => Ok(seconds),
-        _ => Err("a number of seconds from 0 to 86400 is wanted".into()),
-    }
 }
 
 /// Times the shapes.
@@ -78,31 +54,11 @@ pub fn run(args: &Args) -> Result<()> {
     }
 }
 
-/// The cases that are asked for, with the batch that is.
-fn cases(args: &Args) -> Result<Vec<Case>> {
-    let mut cases: Vec<Case> = published();
-    let all = args.shape.is_empty() && args.spec.is_empty();
-    cases.retain(|case| all || args.shape.iter().any(|name| name == case.name));
-    cases.extend(args.spec.iter().cloned());
-    if let Some(batch) = args.batch {
-        for case in &mut cases {
-            case.batch = Some(batch.get());
-            // A larger batch may be past all bounds.
-            case.block.geometry(batch.get(), case.input)?;
-        }
-    }
-    for case in &cases {
-        arguments::check_size(case, args.dtype, args.max_bytes)?;
-        ensure!(case.batch != Some(0), "{case}: nothing to time in an empty batch");
-    }
-    Ok(cases)
-}
-
 /// Prints the plans that may be the fastest, the chosen one first, and times them.
 fn explain(engine: &CudaEngine, args: &Args, most: usize) -> Result<()> {
     let mut out = std::io::stdout().lock();
-    for case in cases(args)? {
-        let (input, parameters) = case.inputs(args.dtype, Fill::Normal, 1);
+    for case in args.shapes.cases()? {
+        let (input, parameters) = case.inputs(args.shapes.dtype, Fill::Normal, 1);
         let layer = engine.layer(&case.block, &parameters)?;
         let input = engine.upload(input)?;
         let plans = engine.time_plans(&layer, &input, most, args.seconds / most as f64)?;
@@ -117,7 +73,7 @@ fn explain(engine: &CudaEngine, args: &Args, most: usize) -> Result<()> {
 }
 
 fn run_on<E: Engine>(engine: &E, args: &Args) -> Result<()> {
-    let cases = cases(args)?;
+    let cases = args.shapes.cases()?;
     let mut out = std::io::stdout().lock();
     let mut rows = Vec::new();
     if !args.json {
@@ -134,7 +90,7 @@ fn run_on<E: Engine>(engine: &E, args: &Args) -> Result<()> {
         let elements: f64 =
             shapes.iter().map(|shape| shape.iter().map(|&size| size as f64).product::<f64>()).sum();
         let flops = geometry.flops() / median / 1e9;
-        let bytes = elements * args.dtype.size() as f64 / median / 1e9;
+        let bytes = elements * args.shapes.dtype.size() as f64 / median / 1e9;
         let line = case.to_string();
         let spec = line.split_once(": ").map_or("", |(_, spec)| spec);
         if args.json {
@@ -155,7 +111,7 @@ fn run_on<E: Engine>(engine: &E, args: &Args) -> Result<()> {
             engine.describe().into_iter().map(|(name, value)| (name.to_string(), value.into())).collect();
         let report = json!({
             "version": env!("CARGO_PKG_VERSION"), "engine": description,
-            "dtype": args.dtype.to_string(), "results": rows,
+            "dtype": args.shapes.dtype.to_string(), "results": rows,
         });
         writeln!(out, "{report:#}")?;
     }
@@ -164,7 +120,7 @@ fn run_on<E: Engine>(engine: &E, args: &Args) -> Result<()> {
 
 /// Seconds of each run, ascending.
 fn time<E: Engine>(engine: &E, case: &Case, args: &Args) -> Result<Vec<f64>> {
-    let (input, parameters) = case.inputs(args.dtype, Fill::Normal, 1);
+    let (input, parameters) = case.inputs(args.shapes.dtype, Fill::Normal, 1);
     let layer = engine.layer(&case.block, &parameters)?;
     let input = engine.upload(input)?;
     let run = || -> Result<f64> {

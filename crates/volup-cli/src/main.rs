@@ -7,6 +7,7 @@ mod failure;
 mod info;
 mod output;
 mod run;
+mod tune;
 mod volume;
 
 use clap::{Parser, Subcommand};
@@ -28,6 +29,7 @@ enum Command {
     Run(run::Args),
     Bench(bench::Args),
     Check(check::Args),
+    Tune(tune::Args),
     Info(info::Args),
 }
 
@@ -36,6 +38,7 @@ fn main() -> ExitCode {
         Command::Run(args) => run::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Bench(args) => bench::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Check(args) => check::run(&args),
+        Command::Tune(args) => tune::run(&args).map(|()| ExitCode::SUCCESS),
         Command::Info(args) => info::run(&args).map(|()| ExitCode::SUCCESS),
     };
     result.unwrap_or_else(|error| {

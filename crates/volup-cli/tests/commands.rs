@@ -108,9 +108,33 @@ fn a_gpu_that_cannot_be_used_says_why() {
         let on = ["--device", device];
         room.volup(&[&["bench", "--spec", SMALL, "--seconds", "0"], &on[..]].concat()).fails(&[&error]);
         room.volup(&[&["check", "--spec", SMALL, "--precision", "tf32"], &on[..]].concat()).fails(&[&error]);
+        room.volup(&[&["tune", "--spec", SMALL], &on[..]].concat()).fails(&[&error]);
         let files = room.files();
         room.run(&[&["in.npy", "out.npy"], &on[..]].concat()).fails(&[&error]);
         assert_eq!(room.files(), files);
+    }
+}
+
+/// On a GPU plans are kept where it is said, of which the next run has one or none; what is not a file is refused.
+#[test]
+fn tune_is_for_gpus() {
+    let room = Room::new();
+    room.volup(&["tune", "--spec", SMALL]).fails(&["--device cpu"]);
+    let tune = ["tune", "--device", "cuda", "--spec", SMALL, "--seconds", "0", "--plans", "3", "--file"];
+    match CudaEngine::new(0, Precision::Ieee) {
+        Err(error) => {
+            room.volup(&[&tune[..], &["tuning.tsv"]].concat()).fails(&[&error.to_string()]);
+            assert!(!room.path("tuning.tsv").exists());
+        }
+        Ok(_) => {
+            for _ in 0..2 {
+                let outcome = room.volup(&[&tune[..], &["tuning.tsv"]].concat()).ok();
+                assert!(outcome.stdout.ends_with("kept in tuning.tsv\n"), "{outcome:?}");
+                let entries = std::fs::read_to_string(room.path("tuning.tsv")).unwrap();
+                assert!(entries.lines().filter(|line| !line.is_empty()).count() <= 1, "{entries}");
+            }
+            room.volup(&[&tune[..], &["in.npy/tuning.tsv"]].concat()).fails(&["in.npy/tuning.tsv"]);
+        }
     }
 }
 

@@ -13,7 +13,7 @@ pub(crate) use graph::{Graph, Launch};
 pub use stream::{DeviceMemory, Stream};
 
 use crate::device::driver_name;
-use crate::{Arch, DeviceInfo, Variant};
+use crate::{Arch, DeviceInfo, Tuning, Variant, tuning};
 use cudarc::driver::sys;
 use std::collections::BTreeMap;
 use std::ffi::{CStr, CString, c_int};
@@ -142,6 +142,7 @@ pub struct Device {
     /// Retained and never released: devices are kept for the life of the process.
     context: sys::CUcontext,
     kernels: Mutex<BTreeMap<(Arch, &'static str), Kernel>>,
+    tuning: OnceLock<Tuning>,
 }
 
 // SAFETY: the driver's handles are not tied to a thread.
@@ -169,7 +170,14 @@ impl Device {
         let mut context = null_mut();
         // SAFETY: `handle` is a device of the started driver, `context` where it puts the context.
         unsafe { call!(cuDevicePrimaryCtxRetain(&mut context, handle)) }?;
-        let device = Arc::new(Device { ordinal, info, handle, context, kernels: Mutex::default() });
+        let device = Arc::new(Device {
+            ordinal,
+            info,
+            handle,
+            context,
+            kernels: Mutex::default(),
+            tuning: OnceLock::new(),
+        });
         open.insert(ordinal, device.clone());
         Ok(device)
     }
@@ -182,6 +190,15 @@ impl Device {
     /// What it is.
     pub fn info(&self) -> &DeviceInfo {
         &self.info
+    }
+
+    /// The plans that were measured for it, as the file has them when the process first plans; none where that cannot be
+    /// read, since nothing needs it.
+    pub(crate) fn tuning(&self, variants: &[&Variant]) -> &Tuning {
+        self.tuning.get_or_init(|| {
+            let read = |path| Tuning::read(path, &self.info, variants).ok();
+            tuning::path().as_deref().and_then(read).unwrap_or_default()
+        })
     }
 
     /// Makes this device's context current on this thread until the result is dropped. The functions

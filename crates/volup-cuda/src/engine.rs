@@ -1,7 +1,10 @@
 //! The engine: tensors in a GPU's memory, blocks on a stream.
 
-use crate::{Algorithm, Device, DeviceMemory, Executable, Manifest, Plan, Pointers, Request, Stream, Task};
+use crate::{
+    Algorithm, Device, DeviceMemory, Executable, Manifest, Plan, Pointers, Request, Stream, Task, Tuning,
+};
 use std::collections::HashMap;
+use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 use volup::{
@@ -9,6 +12,10 @@ use volup::{
     with_element,
 };
 
+/// Plans that tuning times alternately with the model's, how often each, and by how much one has to be faster.
+const FINALISTS: usize = 3;
+const ROUNDS: usize = 5;
+const WORTH_KEEPING: f64 = 0.02;
 /// The most sizes that plans are kept for.
 const MOST_PLANS: usize = 1024;
 
@@ -77,6 +84,17 @@ pub struct TimedPlan {
     pub measured: f64,
 }
 
+/// What came of tuning a layer for an input.
+#[derive(Clone, Debug)]
+pub struct TunedPlan {
+    /// The plan that the model chooses, with the median of its times.
+    pub model: TimedPlan,
+    /// That which is faster by enough to be kept, if there is one.
+    pub faster: Option<TimedPlan>,
+    /// How many plans were timed.
+    pub tried: usize,
+}
+
 impl CudaEngine {
     /// An engine on the device of a number, counted as CUDA does.
     ///
@@ -143,33 +161,97 @@ impl CudaEngine {
         most: usize,
         seconds: f64,
     ) -> Result<Vec<TimedPlan>> {
+        let (plans, pointers, _output) = self.candidates(layer, input, most)?;
+        plans.iter().map(|plan| self.time(plan, layer, &pointers, seconds)).collect()
+    }
+
+    /// Times the plans that may be the fastest for a layer and an input, at most `most` of them, in so many seconds; then the
+    /// fastest and the model's alternately. One that is faster than the model's by a fiftieth is recorded in a file of
+    /// tuned plans, for all that plan after this; where there is none, none stays there.
+    ///
+    /// # Errors
+    /// As [`Engine::forward`]; [`Error::Io`] where the file cannot be read or written.
+    pub fn tune(
+        &self,
+        layer: &CudaLayer,
+        input: &CudaTensor,
+        most: usize,
+        seconds: f64,
+        file: &Path,
+    ) -> Result<TunedPlan> {
+        let variants = Manifest::embedded().for_device(self.device.info())?;
+        // Before anything takes long.
+        let mut tuning = Tuning::read(file, self.device.info(), &variants)?;
+        let (plans, pointers, _output) = self.candidates(layer, input, most)?;
+        let each = seconds / 2.0 / plans.len().max(1) as f64;
+        let mut order = Vec::new();
+        for (at, plan) in plans.iter().enumerate() {
+            order.push((self.time(plan, layer, &pointers, each)?.measured, at));
+        }
+        order.sort_by(|one, other| one.0.total_cmp(&other.0));
+        let mut finalists: Vec<usize> =
+            order.iter().map(|&(_, at)| at).filter(|&at| at > 0).take(FINALISTS).collect();
+        finalists.insert(0, 0);
+        let each = seconds / 2.0 / (finalists.len() * ROUNDS) as f64;
+        let mut times = vec![Vec::new(); finalists.len()];
+        for _ in 0..ROUNDS {
+            for (&at, times) in finalists.iter().zip(&mut times) {
+                times.push(self.time(&plans[at], layer, &pointers, each)?);
+            }
+        }
+        let mut medians = times.into_iter().map(|mut times| {
+            times.sort_by(|one, other| one.measured.total_cmp(&other.measured));
+            times.swap_remove(ROUNDS / 2)
+        });
+        let model = medians.next().ok_or(Error::Overflow { what: "plans" })?;
+        let fastest = medians.min_by(|one, other| one.measured.total_cmp(&other.measured));
+        let faster = fastest.filter(|plan| plan.measured < (1.0 - WORTH_KEEPING) * model.measured);
         let geometry = layer.block.geometry_of(&input.shape)?;
         let request = self.request(layer, &geometry, Task::Forward, [input.format; 2]);
+        tuning.record(file, &request, faster.as_ref().map(|plan| plan.plan.as_str()))?;
+        Ok(TunedPlan { model, faster, tried: plans.len() })
+    }
+
+    /// The plans that may be the fastest for a layer and an input, at most `most` of them, the model's choice first, with
+    /// their kernels; the addresses that they are run with, and the output that is among them.
+    fn candidates(
+        &self,
+        layer: &CudaLayer,
+        input: &CudaTensor,
+        most: usize,
+    ) -> Result<(Vec<Executable>, Pointers, CudaTensor)> {
+        let geometry = CudaEngine::geometry(layer, input)?;
+        let request = self.request(layer, &geometry, Task::Forward, [input.format; 2]);
         let variants = Manifest::embedded().for_device(self.device.info())?;
-        let output = self.forward(layer, input)?;
+        let output = self.empty(CudaEngine::output_shape(&geometry, input), layer.dtype, input.format)?;
         let pointers = Pointers { input: input.address(), output: output.address(), ..Pointers::default() };
-        let mut timed = Vec::new();
-        for plan in Plan::candidates(&request, self.device.info(), &variants, most)? {
-            let plan = Executable::of(&self.device, plan)?;
-            let run = |times: usize| -> Result<f64> {
-                let start = Instant::now();
-                for _ in 0..times {
-                    self.launch(&plan, layer, &pointers)?;
-                }
-                self.stream.synchronize()?;
-                Ok(start.elapsed().as_secs_f64())
-            };
-            // The first loads the kernels; then as many in a row as fill the time.
-            run(1)?;
-            let times = (seconds / run(2)? * 2.0).clamp(1.0, 1e4) as usize;
-            let measured = run(times)? / times as f64;
-            timed.push(TimedPlan {
-                plan: plan.plan().to_string(),
-                expected: plan.plan().seconds(),
-                measured,
-            });
-        }
-        Ok(timed)
+        let plans = Plan::candidates(&request, self.device.info(), &variants, most)?;
+        let plans =
+            plans.into_iter().map(|plan| Executable::of(&self.device, plan)).collect::<Result<_>>()?;
+        Ok((plans, pointers, output))
+    }
+
+    /// Times a plan for so many seconds.
+    fn time(
+        &self,
+        plan: &Executable,
+        layer: &CudaLayer,
+        pointers: &Pointers,
+        seconds: f64,
+    ) -> Result<TimedPlan> {
+        let run = |times: usize| -> Result<f64> {
+            let start = Instant::now();
+            for _ in 0..times {
+                self.launch(plan, layer, pointers)?;
+            }
+            self.stream.synchronize()?;
+            Ok(start.elapsed().as_secs_f64())
+        };
+        // The first loads the kernels; then as many in a row as fill the time.
+        run(1)?;
+        let times = (seconds / run(2)? * 2.0).clamp(1.0, 1e4) as usize;
+        let measured = run(times)? / times as f64;
+        Ok(TimedPlan { plan: plan.plan().to_string(), expected: plan.plan().seconds(), measured })
     }
 
     /// Launches a plan that was made for the layer and the sizes of the tensors at the addresses; those of the layer and

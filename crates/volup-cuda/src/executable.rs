@@ -217,14 +217,14 @@ enum Action {
 }
 
 impl Executable {
-    /// Plans a request and loads its kernels.
+    /// Plans a request, as [`crate::Tuning`] has it if it was tuned, and loads its kernels.
     ///
     /// # Errors
     /// [`Error::NoKernels`], [`Error::NoKernelsForArch`], [`Error::MissingKernel`], [`Error::Overflow`],
     /// [`Error::OutOfDeviceMemory`], [`Error::Cuda`].
     pub fn new(device: &Arc<Device>, request: &Request) -> Result<Executable> {
         let variants = Manifest::embedded().for_device(device.info())?;
-        Executable::of(device, Plan::new(request, device.info(), &variants)?)
+        Executable::of(device, device.tuning(&variants).plan(request, device.info(), &variants)?)
     }
 
     /// Loads the kernels of a plan, which was made for the device with the kernels of this build.

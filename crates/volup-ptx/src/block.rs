@@ -222,7 +222,7 @@ impl World<'_> {
     pub fn happen(&mut self, event: Event) -> Result<()> {
         match event {
             Event::Bulk { to, from, bytes, barrier } => {
-                let copied = self.memory.bytes(from, bytes)?.to_vec();
+                let copied = self.memory.bytes_or_ones(from, bytes)?.to_vec();
                 let at = self.place(to, bytes, 16)?;
                 self.shared[at..at + bytes].copy_from_slice(&copied);
                 self.stamps[at..at + bytes].fill((0, 0));

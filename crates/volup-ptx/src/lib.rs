@@ -7,8 +7,9 @@
 //! wrong for all.
 //!
 //! Every access is checked: that it is inside of one allocation, aligned, of bytes that have been written; that
-//! no two blocks write the same byte; that what matrix instructions or copies still read is not changed. Shared
-//! memory starts as numbers that are none.
+//! no two blocks write the same byte; that what matrix instructions or copies still read is not changed. Bulk copies may
+//! bring bytes that nobody wrote, as kernels do with rows that no result is of; those, and shared memory at a block's start,
+//! are numbers that are none.
 
 mod block;
 mod instruction;

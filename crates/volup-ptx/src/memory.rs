@@ -64,6 +64,12 @@ impl Memory {
         Ok(&allocation.bytes[at..at + count])
     }
 
+    /// Bytes, of which some may never have been written: these are all ones, which are no number.
+    pub(crate) fn bytes_or_ones(&self, address: u64, count: usize) -> Result<&[u8]> {
+        let (index, at) = self.place(address, count, 1)?;
+        Ok(&self.allocations[index].bytes[at..at + count])
+    }
+
     /// What follows is of another launch.
     pub(crate) fn next_launch(&mut self) {
         self.launch += 1;

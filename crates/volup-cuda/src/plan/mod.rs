@@ -24,7 +24,7 @@ mod shuffle_gradient;
 mod shuffle_ring;
 mod shuffle_wgmma;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod weight;
 mod weight_gradient;
 mod weight_gradient_lines;

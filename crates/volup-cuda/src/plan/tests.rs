@@ -100,6 +100,28 @@ fn requests(case: &Case) -> Vec<Request> {
     requests
 }
 
+/// A Hopper and its kernels.
+pub(crate) fn hopper_kernels() -> (DeviceInfo, Vec<Variant>) {
+    let [_, hopper, _] = devices();
+    let variants = variants_for(hopper.arch);
+    (hopper, variants)
+}
+
+/// A request for the output of one case, in float32 by tf32.
+pub(crate) fn request_of(line: &str) -> Request {
+    let case = Case::parse("given", line, "given").expect("a valid case");
+    Request {
+        task: Task::Forward,
+        block: case.block,
+        geometry: case.geometry(),
+        dtype: DType::F32,
+        precision: Precision::Tf32,
+        input_format: case.format,
+        output_format: case.format,
+        algorithm: None,
+    }
+}
+
 /// All cases that plans are made for: an engine answers for an empty batch without one.
 fn planned() -> Vec<Case> {
     cases().into_iter().chain(published()).filter(|case| case.batch != Some(0)).collect()
