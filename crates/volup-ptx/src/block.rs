@@ -223,6 +223,7 @@ impl World<'_> {
         match event {
             Event::Bulk { to, from, bytes, barrier } => {
                 let copied = self.memory.bytes_or_ones(from, bytes)?.to_vec();
+                self.memory.counters.bytes_copied += bytes as u64;
                 let at = self.place(to, bytes, 16)?;
                 self.shared[at..at + bytes].copy_from_slice(&copied);
                 self.stamps[at..at + bytes].fill((0, 0));
@@ -239,6 +240,7 @@ impl World<'_> {
     pub fn copy(&mut self, copy: CopyAsync) -> Result<()> {
         let CopyAsync { to, from, bytes, source, thread } = copy;
         let mut copied = vec![0; bytes];
+        self.memory.counters.bytes_copied += source as u64;
         if source > 0 {
             copied[..source].copy_from_slice(self.memory.bytes(from, source)?);
         }

@@ -12,6 +12,7 @@
 //! are numbers that are none.
 
 mod block;
+mod counters;
 mod instruction;
 mod matrix;
 mod memory;
@@ -20,6 +21,7 @@ mod parse;
 mod together;
 mod warp;
 
+pub use counters::Counters;
 pub use instruction::Module;
 pub use memory::Memory;
 

@@ -1,6 +1,6 @@
 //! Global memory, every byte of which is known to have been written or not.
 
-use crate::{Fault, Result};
+use crate::{Counters, Fault, Result};
 
 /// Bits of an address inside of an allocation: a wrong offset never meets another one.
 const WINDOW: u32 = 40;
@@ -18,12 +18,18 @@ struct Allocation {
 pub struct Memory {
     allocations: Vec<Allocation>,
     launch: u32,
+    pub(crate) counters: Counters,
 }
 
 impl Memory {
     /// None is allocated.
     pub fn new() -> Memory {
         Memory::default()
+    }
+
+    /// What the launches so far asked for.
+    pub fn counters(&self) -> Counters {
+        self.counters
     }
 
     /// Bytes that nobody has written to; their address.

@@ -172,6 +172,7 @@ impl Warp {
             _ if !all_here => return Ok(Step::Wait),
             Op::LoadMatrix { to, from, transposed } => self.load_matrix(to, *from, *transposed, world)?,
             Op::Multiply { of, to, a, b, c } => {
+                world.memory.counters.products += 1;
                 let [a, b] = [a, b].map(|list| self.all_of(list));
                 let (rows, columns) =
                     (matrix::rows_of_registers(*of, &a), matrix::columns_of_registers(*of, &b));
@@ -182,6 +183,7 @@ impl Warp {
                 }
             }
             Op::GroupMultiply { of, to, a, a_registers, b, keep, transposed } => {
+                world.memory.counters.group_products += 1;
                 let keep = self.get(*keep, world)[first] & 1 == 1;
                 let b = self.get(*b, world)[first];
                 let a = if a_registers.is_empty() { Some(self.get(*a, world)[first]) } else { None };
@@ -248,6 +250,7 @@ impl Warp {
                 Copy::BulkWait(last) => {
                     for BulkStore { to, from, bytes } in self.stores[lane].all_but(last) {
                         let stored = world.shared(from, bytes, 16)?.to_vec();
+                        world.memory.counters.bytes_stored += bytes as u64;
                         let block = world.number();
                         world.memory.write(to, &stored, 16, block)?;
                     }
@@ -268,6 +271,8 @@ impl Warp {
     ) -> Result<()> {
         let from = self.addresses(from, world);
         for (matrix, &to) in to.iter().enumerate() {
+            let rows_at = from[matrix * 8..][..8].iter().map(|&at| at as u32);
+            world.memory.counters.shared(rows_at, 16);
             let mut rows = [[0u16; 8]; 8];
             for (row, values) in rows.iter_mut().enumerate() {
                 let bytes = world.shared(from[matrix * 8 + row] as u32, 16, 16)?;

@@ -150,6 +150,7 @@ impl Warp {
                     }
                 }
                 done += 1;
+                world.memory.counters.instructions += 1;
                 if self.groups.len() > 1 || self.groups[0].mask == 0 {
                     self.regroup();
                 }
@@ -339,6 +340,12 @@ impl Warp {
     ) -> Result<()> {
         let (from, bytes) = (self.addresses(from, world), ty.bytes());
         let whole = bytes * to.len();
+        let counters = &mut world.memory.counters;
+        match space {
+            Space::Param => {}
+            Space::Shared => counters.shared(lanes(mask).map(|lane| from[lane] as u32), whole),
+            Space::Global | Space::Generic => counters.read(lanes(mask).map(|lane| from[lane]), whole),
+        }
         for (at, &to) in to.iter().enumerate() {
             let (mut result, align) = ([0; LANES], if at == 0 { whole } else { bytes });
             for lane in lanes(mask) {
@@ -363,12 +370,16 @@ impl Warp {
     ) -> Result<()> {
         let (to, bytes) = (self.addresses(to, world), ty.bytes());
         let values: Vec<Lanes> = from.iter().map(|&from| self.get(from, world)).collect();
-        let mut whole = [0; 32];
+        let (mut whole, count) = ([0; 32], values.len() * bytes);
+        let counters = &mut world.memory.counters;
+        match space {
+            Space::Shared => counters.shared(lanes(mask).map(|lane| to[lane] as u32), count),
+            _ => counters.written(lanes(mask).map(|lane| to[lane]), count),
+        }
         for lane in lanes(mask) {
             for (at, values) in values.iter().enumerate() {
                 whole[at * bytes..][..bytes].copy_from_slice(&values[lane].to_le_bytes()[..bytes]);
             }
-            let count = values.len() * bytes;
             match space {
                 Space::Shared => {
                     world.write_shared(to[lane] as u32, &whole[..count], count, self.thread(lane))?

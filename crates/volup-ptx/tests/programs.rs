@@ -239,3 +239,34 @@ fn a_warp_multiplies_matrices() {
         }
     }
 }
+
+/// What lanes ask for: words in banks, sectors of memory, whole or in part.
+#[test]
+fn what_is_asked_for_is_counted() {
+    let count = |body: &str| {
+        let module = kernel(body);
+        let mut memory = Memory::new();
+        let at = memory.allocate("the output", 8192);
+        let mut arguments = [at, at].map(u64::to_le_bytes).concat();
+        arguments.extend(0u32.to_le_bytes());
+        let launch = Launch { grid: [1; 3], threads: 32, shared: 8192, arguments, seed: 1 };
+        module.run(&launch, &mut memory).unwrap();
+        memory.counters()
+    };
+    let none = count("");
+    let shared = |body: &str| count(body).shared_wavefronts;
+    assert_eq!(shared("st.shared.u32 [%r6], %r2;"), 1);
+    assert_eq!(shared("st.shared.u32 [%r4], %r2;"), 1, "all lanes at one word");
+    assert_eq!(shared("shl.b32 %r7, %r2, 3;\nadd.s32 %r7, %r7, %r4;\nst.shared.u32 [%r7], %r2;"), 2);
+    assert_eq!(shared("shl.b32 %r7, %r2, 7;\nadd.s32 %r7, %r7, %r4;\nst.shared.u32 [%r7], %r2;"), 32);
+    let wide = "shl.b32 %r7, %r2, 4;\nadd.s32 %r7, %r7, %r4;\nst.shared.v4.u32 [%r7], {%r2, %r2, %r2, %r2};";
+    assert_eq!(shared(wide), 4);
+    let stored = |body: &str| {
+        let counters = count(body);
+        [counters.sectors_written, counters.sectors_written_in_part]
+    };
+    assert_eq!(stored("st.global.u32 [%rd5], %r2;"), [4, 0]);
+    assert_eq!(stored("st.global.u32 [%rd5+4], %r2;"), [5, 2]);
+    assert_eq!(stored("add.s64 %rd5, %rd5, %rd3;\nst.global.u32 [%rd5], %r2;"), [8, 8]);
+    assert_eq!(count("add.s32 %r7, %r2, 1;").instructions, none.instructions + 1);
+}

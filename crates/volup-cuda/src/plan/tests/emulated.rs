@@ -21,7 +21,7 @@ use volup::{
     BlockSpec, DType, Element, Engine, Error, Geometry, Gradients, MemoryFormat, Parameters, Precision,
     Result, Saved, Tensor, Training, Wanted, with_element,
 };
-use volup_ptx::{Launch, Memory, Module};
+use volup_ptx::{Counters, Launch, Memory, Module};
 
 /// Kernels that are not CUDA C++ whose contracts tell what they write to the last bit that matters; those of other
 /// families write parts of numbers as the contracts choose them.
@@ -80,9 +80,26 @@ fn launch(call: &Call<'_>, machine: &mut Machine) {
         arguments,
         seed: next_seed(),
     };
-    module(call.variant.name)
-        .run(&launch, memory)
-        .unwrap_or_else(|fault| panic!("{}: {fault}", call.variant.name));
+    let before = memory.counters();
+    let ran = module(call.variant.name).run(&launch, memory);
+    ran.unwrap_or_else(|fault| panic!("{}: {fault}", call.variant.name));
+    let after = memory.counters();
+    let since = |of: fn(&Counters) -> u64| of(&after) - of(&before);
+    println!(
+        "  {}: {} instructions; shared memory {} requests, {} wavefronts; sectors {} read, {} written, {} of them in part; \
+         bytes {} copied, {} stored; products {} and {}",
+        call.variant.name,
+        since(|counters| counters.instructions),
+        since(|counters| counters.shared_requests),
+        since(|counters| counters.shared_wavefronts),
+        since(|counters| counters.sectors_read),
+        since(|counters| counters.sectors_written),
+        since(|counters| counters.sectors_written_in_part),
+        since(|counters| counters.bytes_copied),
+        since(|counters| counters.bytes_stored),
+        since(|counters| counters.products),
+        since(|counters| counters.group_products),
+    );
 }
 
 /// A GPU of few multiprocessors that is a program.
@@ -481,6 +498,23 @@ fn gradients() {
             }
         }
     });
+}
+
+/// Prints what each launch asks of the machine, for specs of `VOLUP_SPECS`, parted by semicolons, on a whole Hopper.
+#[test]
+#[ignore = "prints: VOLUP_SPECS='n 1, 16x32x32, 3>16, k 3, s 2, p 1' ... counters --ignored --nocapture"]
+fn counters() {
+    let specs = std::env::var("VOLUP_SPECS").unwrap_or_default();
+    for spec in specs.split(';').filter(|spec| !spec.trim().is_empty()) {
+        let case = Case::parse("given", spec, "given").expect("a valid case");
+        for (dtype, precision) in
+            [(DType::F32, Precision::Ieee), (DType::F32, Precision::Tf32), (DType::Bf16, Precision::Ieee)]
+        {
+            let deviation =
+                check(&Emulated::new(132, precision, None), &case, dtype, Fill::Normal, 1).expect("a result");
+            assert!(deviation.is_ok(), "{deviation}");
+        }
+    }
 }
 
 /// All that engines are held to, of each family.
