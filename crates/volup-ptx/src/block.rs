@@ -19,6 +19,13 @@ struct Phases {
     phase: u64,
 }
 
+impl Phases {
+    /// Whether some, but not all, have come.
+    fn is_begun(&self) -> bool {
+        self.pending != self.count || self.bytes != 0
+    }
+}
+
 /// A barrier of warps.
 #[derive(Clone, Copy, Debug, Default)]
 struct Meeting {
@@ -153,7 +160,11 @@ pub(crate) fn run(
     }
     let waiting: Vec<String> =
         all.iter().filter(|warp| !warp.is_done()).map(|warp| warp.place(module)).collect();
-    Err(place(Fault::new(format!("all wait for one another: {}", waiting.join("; ")))))
+    let mut begun: Vec<_> = world.phases.iter().filter(|(_, phases)| phases.is_begun()).collect();
+    begun.sort_unstable_by_key(|(address, _)| **address);
+    let begun: Vec<String> = begun.into_iter().map(|(at, phases)| format!("at {at} {phases:?}")).collect();
+    let what = format!("all wait for one another: {}; barriers {}", waiting.join("; "), begun.join(", "));
+    Err(place(Fault::new(what)))
 }
 
 impl World<'_> {

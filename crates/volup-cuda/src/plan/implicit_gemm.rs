@@ -211,7 +211,11 @@ impl<'a> ImplicitGemm<'a> {
         let run = product(&[lines_of_unit, height.stride, width.output])?;
         let run = if joined { run } else { width.output.min(2 * span) };
         let run_words = product(&[run + 16 / element - 1, element])?.div_ceil(4);
-        let run_pitch = (run_words.saturating_sub(4).next_multiple_of(32) + 4) * 4 / element;
+        // Where all lines start at whole vectors, four sums of a lane are collected at once.
+        let plane = product(&[depth.output, height.output, width.output])?;
+        let at_once = element == 4 && plane.is_multiple_of(4) && width.output.is_multiple_of(4);
+        let apart = if at_once { 16 } else { 4 };
+        let run_pitch = (run_words.saturating_sub(apart).next_multiple_of(32) + apart) * 4 / element;
         let warps = 4 * warpgroups;
         let shared = 16 * (entries + taps)
             + 4 * product(&[stages, parts, chunks, words])?

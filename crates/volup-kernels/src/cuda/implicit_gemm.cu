@@ -19,7 +19,9 @@
 //
 // Persistent blocks of one group, which keep its weights in shared memory in the order that the instruction takes them in. A
 // box of outputs is `box_d` planes by some row blocks, LINES lines of each of the stride's residues, by SEGMENTS times 64
-// columns, of all channels of the group. Four warps bring boxes' inputs to a ring of `stages`, with zeros around, as operands.
+// columns, of all channels of the group. Four warps bring boxes' inputs to a ring of `stages`, with zeros around, as operands:
+// each a box of its own, or two one together where there are not four stages, so that many loads are under way; they say
+// so in the boxes' order.
 // The other warps take units of work one after the other, whichever comes: a row block of one plane, of eight channels; LINES
 // lines of each residue along height are a row block. So no warp waits for another, but for a stage.
 //
@@ -90,10 +92,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
     __shared__ int offset_count;
     // From a box's first output on, how far back its input starts.
     __shared__ int first_d, first_h;
-    // Of each stage two barriers, that it is there and that it has been read, and whether a warp that brought it met what is
+    // Of each stage two barriers, that it is there and that it has been read, and whether the warps that brought it met what is
     // left to the definition. The next unit of work.
     __shared__ alignas(8) unsigned long long barriers[2 * MOST_STAGES];
-    __shared__ int4 bad_input[MOST_STAGES];
+    __shared__ int2 bad_input[MOST_STAGES];
     __shared__ int next_unit, bad_weight;
     // Of a warp's channels mean, squared deviations from it and count so far.
     __shared__ float3 so_far[WARPS][8];
@@ -125,7 +127,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
         if (threadIdx.x == 64) {
             next_unit = 0;
             for (int i = 0; i < stages; i++) {
-                barrier_init(shared(barriers + 2 * i), 4);
+                barrier_init(shared(barriers + 2 * i), team_of(stages));
+                bad_input[i] = make_int2(0, 0);
                 barrier_init(shared(barriers + 2 * i + 1), box_d * units_h * own.tiles);
             }
             asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -231,28 +234,34 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
     if (threadIdx.x >= 32 * WARPS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
         const Shares own = shares();
-        const int thread = threadIdx.x - 32 * WARPS, plane = h_input * w_input;
+        // Warps that bring a box together: threads of theirs, and which of all teams they are.
+        const int warp = threadIdx.x / 32 - WARPS, together = team_of(stages), team = warp / together, member = warp - team * together;
+        const int thread = member * 32 + lane, threads = together * 32, plane = h_input * w_input;
         const int of_one = planes * lines * VECTORS, all = own.words * of_one;
         const bool vectors = w_input % 4 == 0;
-        int slot = 0, parity = 1;
 #pragma unroll 1
-        for (int item = own.first_item; item < items; item += blocks_of_group) {
+        for (int ordinal = team;; ordinal += PRODUCERS / threads) {
+            const int item = own.first_item + ordinal * blocks_of_group, turn = by.stages.divide(ordinal), slot = ordinal - turn * stages;
+            if (item >= items) break;
             const Box box(item, by, boxes_w, boxes_h, boxes_d);
             const int id0 = by.d_stride.divide(box.d * box_d) + first_d, ih0 = box.h * units_h * LINES + first_h;
             const int iw0 = box.w * SPAN - MARGIN;
             const Element *const from = x + box.sample * x_n + (long long)own.group * in_per_group * d_input * plane;
             unsigned *const inputs = own.ring + slot * own.stage_words;
             Largest most{};
-            barrier_wait(shared(barriers + 2 * slot + 1), parity);
+            barrier_wait(shared(barriers + 2 * slot + 1), ~turn & 1);
 #pragma unroll 1
-            for (int first = thread; first < all; first += BATCH * PRODUCERS) {
+            for (int first = thread; first < all; first += BATCH * threads) {
                 alignas(16) Element v[BATCH][E];
 #pragma unroll
                 for (int k = 0; k < BATCH; k++) {
-                    const int i = first + k * PRODUCERS, c = by.channel.divide(i), of_channel = i - c * of_one, line = of_channel / VECTORS;
+                    // Boxes may be small: what is not there would cost as much.
+                    const int i = first + k * threads;
+                    if (i >= all) break;
+                    const int c = by.channel.divide(i), of_channel = i - c * of_one, line = of_channel / VECTORS;
                     const int p = by.lines.divide(line), d = id0 + p, h = ih0 + line - p * lines, column = iw0 + (of_channel - line * VECTORS) * 4;
                     // Limits are read anew each time: they would take registers that the vectors need.
-                    const bool there = i < all && (unsigned)d < (unsigned)hidden(d_input) && (unsigned)h < (unsigned)hidden(h_input);
+                    const bool there = (unsigned)d < (unsigned)hidden(d_input) && (unsigned)h < (unsigned)hidden(h_input);
 #pragma unroll
                     for (int e = 0; e < CHANNELS; e++) {
                         const int channel = c * CHANNELS + e;
@@ -269,7 +278,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
                 }
 #pragma unroll
                 for (int k = 0; k < BATCH; k++) {
-                    const int i = first + k * PRODUCERS;
+                    const int i = first + k * threads;
                     if (i >= all) break;
                     most.see(v[k]);
                     uint4 low = make_uint4(0, 0, 0, 0);
@@ -280,10 +289,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
                 }
             }
             const bool bad = __any_sync(0xffffffffu, most.undefined());
-            if (lane == 0) (&bad_input[slot].x)[thread / 32] = bad;
+            if (lane == 0) (&bad_input[slot].x)[member] = bad;
             meet();
+            // Boxes are there in their order, whoever was first: or warps that wait for one would be overtaken by others that
+            // take its stage's next box for it.
+            if (ordinal > 0) {
+                const int before = by.stages.divide(ordinal - 1);
+                barrier_wait(shared(barriers + 2 * (ordinal - 1 - before * stages)), before & 1);
+            }
             if (lane == 0) barrier_arrive(shared(barriers + 2 * slot));
-            if (++slot == stages) slot = 0, parity ^= 1;
         }
         return;
     }
@@ -321,25 +335,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
         }
         if (counts && t == 0) so_far[threadIdx.x / 32][g] = make_float3(0.0f, 0.0f, 0.0f);
         barrier_wait(barrier, turn & 1);
-        const int4 bad = bad_input[slot];
-        const bool defined = !(bad.x | bad.y | bad.z | bad.w | bad_weight);
+        const int2 bad = bad_input[slot];
+        const bool defined = !(bad.x | bad.y | bad_weight);
         const unsigned *const inputs =
-            own.ring + slot * own.stage_words + (at_d * lines + unit_h * LINES) * PITCH + (MARGIN + g / 2 + g % 2 * 4);
+            own.ring + slot * own.stage_words + (at_d * lines + unit_h * LINES) * PITCH + (MARGIN + position_of(g));
 #pragma unroll 1
         for (int residue = 0; residue < residues; residue++) {
             Sums sum;
             float(&v)[SUMS] = *(float(*)[SUMS])sum;
             const float add = own.of_channel[o];
-#pragma unroll
-            for (int k = 0; k < SUMS; k++) v[k] = add;
             // Lines of this residue that there are.
             int left = 0;
 #pragma unroll
             for (int r = 0; r < LINES; r++) left += residue + r * h_stride < here;
             if (defined) {
                 const int end = first_entry[first_pair + residue + 1];
-#pragma unroll 1
-                for (int at = first_entry[first_pair + residue]; at < end; at += 8) {
+                int at = first_entry[first_pair + residue];
+                // A step, and for the first of them what it adds to.
+                const auto step = [&](auto is_first) {
                     const unsigned *const one = inputs + own.entry_list[at + t].x, *const other = inputs + own.entry_list[at + 4 + t].x;
                     const uint4 *const of_step = own.weights + (at / 8 * own.tiles + tile) * PARTS * 32 + lane;
                     const uint4 a = of_step[0];
@@ -359,13 +372,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
                             multiply(product, a, l0, l1);
                             multiply(product, a, b0, b1);
 #pragma unroll
-                            for (int e = 0; e < 4; e++) sum[r][n][e] += product[e];
+                            for (int e = 0; e < 4; e++) sum[r][n][e] = (is_first.value ? add : sum[r][n][e]) + product[e];
 #else
-                            multiply(sum[r][n], a, b0, b1);
+                            if (is_first.value)
+                                multiply_onto(sum[r][n], add, a, b0, b1);
+                            else
+                                multiply(sum[r][n], a, b0, b1);
 #endif
                         }
-                }
+                };
+                if (at < end)
+                    step(First<true>{});
+                else
+#pragma unroll
+                    for (int k = 0; k < SUMS; k++) v[k] = add;
+#pragma unroll 1
+                for (at += 8; at < end; at += 8) step(First<false>{});
             } else {
+#pragma unroll
+                for (int k = 0; k < SUMS; k++) v[k] = add;
 #pragma unroll 1
                 for (int k = 0; k < SUMS; k++) {
                     const int r = k / (SEGMENTS * TILES * 4), column = k / 4 % (SEGMENTS * TILES) * 16 + column_of(k % 4), ow = 2 * j + column;
@@ -447,15 +472,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
             }
             Element *const collected = area + (ahead + (joined ? residue * w_output : 0));
             const int next_line = h_stride * w_output;
-            // Sums of a tile that is not whole, or of any.
-            const auto collect = [&](bool all) {
+            // Sums of a tile that is not whole, or of any; of those four at once, if they start at whole vectors.
+            const auto collect = [&](bool all, bool at_once) {
 #pragma unroll
                 for (int r = 0; r < LINES * SEGMENTS; r++)
 #pragma unroll
                     for (int n = 0; n < TILES; n++) {
                         const int first = r % SEGMENTS * 64 + 16 * n;
                         Element *const at = collected + (r / SEGMENTS * next_line + first);
-                        if (all && first + 16 < 2 * SPAN || !all && first + 16 <= columns) {
+                        if (at_once && first + 16 < 2 * SPAN) {
+                            *(float4 *)(at + column_of(0)) = make_float4(sum[r][n][0], sum[r][n][2], sum[r][n][1], sum[r][n][3]);
+                        } else if (all && first + 16 < 2 * SPAN || !all && first + 16 <= columns) {
 #pragma unroll
                             for (int e = 0; e < 2; e++) put_both(at + column_of(e), sum[r][n][e], sum[r][n][e + 2]);
                         } else if (all || first < columns) {
@@ -465,10 +492,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
                         }
                     }
             };
-            if (columns > 2 * SPAN - 16)
-                collect(true);
+            const bool whole_vectors = KIND != 0 && __all_sync(0xffffffffu, (shared(collected) | (LINES > 1 ? 4 * next_line : 0)) % 16 == 0);
+            if (columns <= 2 * SPAN - 16)
+                collect(false, false);
+            else if (KIND != 0 && whole_vectors)
+                collect(true, true);
             else
-                collect(false);
+                collect(true, false);
             if (!joined || residue + 1 == residues) {
                 asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
                 meet();

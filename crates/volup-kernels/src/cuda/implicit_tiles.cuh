@@ -24,6 +24,14 @@ constexpr int MOST_CLASSES = 64, MOST_WIDTH = 9, MOST_STAGES = 8;
 /// Vectors of four positions of a line; those that a thread has under way; channels of a word; elements of 16 bytes of y.
 constexpr int VECTORS = PITCH / 4, BATCH = KIND == 1 && WARPGROUPS == 3 ? 8 : 4, CHANNELS = KIND == 0 ? 2 : 1, WHOLE = 16 / sizeof(Element);
 
+/// Warps that bring a box together: as many teams as there are boxes to be brought at once.
+__device__ __forceinline__ int team_of(int stages) { return stages < PRODUCERS / 32 ? 2 : 1; }
+
+/// Whether a step of K is the first.
+template <bool IS> struct First {
+    static constexpr bool value = IS;
+};
+
 /// One axis of the convolution.
 struct Axis {
     int input, output, kernel, stride, padding, dilation;
@@ -171,7 +179,13 @@ struct Largest {
 };
 
 /// Which of a tile's 16 columns of y a lane's sum is of.
-__device__ __forceinline__ int column_of(int e) { return 8 * (e % 2) + 2 * (threadIdx.x % 4) + e / 2; }
+__device__ __forceinline__ int column_of(int e) {
+    const int t = threadIdx.x % 4;
+    return KIND == 0 ? 8 * (e % 2) + 2 * t + e / 2 : 4 * t + 2 * (e % 2) + e / 2;
+}
+
+/// The position of a tile that is a column of B, such that lanes collect pairs of 16 bits, or four of 32, beside each other.
+__device__ __forceinline__ int position_of(int column) { return KIND == 0 ? column / 2 + column % 2 * 4 : column; }
 
 /// How many elements an address is past a multiple of 16 bytes.
 __device__ __forceinline__ int past_vector(const Element *at) {

@@ -21,3 +21,14 @@ __device__ __forceinline__ void multiply(float (&sum)[4], const uint4 &a, unsign
         : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
         : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
+
+/// The same of sums that start with one number.
+__device__ __forceinline__ void multiply_onto(float (&sum)[4], float start, const uint4 &a, unsigned b0, unsigned b1) {
+#if KIND == 0
+    asm("mma.sync.aligned.m16n8k16.row.col.f32." OPERAND "." OPERAND ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
+#else
+    asm("mma.sync.aligned.m16n8k8.row.col.f32." OPERAND "." OPERAND ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
+#endif
+        : "=f"(sum[0]), "=f"(sum[1]), "=f"(sum[2]), "=f"(sum[3])
+        : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1), "f"(start));
+}

@@ -254,7 +254,7 @@ pub fn check(call: &Call<'_>) {
     };
     let least = run * element + VECTOR - element;
     assert!(run_pitch * element >= least && run_pitch * element % VECTOR == 0, "{what}");
-    assert!(run_pitch * element < least + 160, "{what}");
+    assert!(run_pitch * element < least + 224, "{what}");
     // No warp takes one box for another.
     let units = layout.box_d * layout.units_h * layout.tiles();
     assert!((2..=MOST_STAGES).contains(&stages) && (stages - 1) * units >= layout.warps - 1, "{what}");
