@@ -3,7 +3,7 @@
 use super::implicit::Axis;
 use super::manifest::devices;
 use super::results::{Choice, Example, features, kernels, unnoticed_of};
-use super::{FORMATS, fits, launches};
+use super::{FORMATS, fits, launches, request_of};
 use crate::plan::{Plan, Request, Task, implicit_gemm, phases};
 use crate::{Algorithm, DeviceInfo, Variant};
 use std::collections::BTreeSet;
@@ -219,17 +219,7 @@ fn implicit_gemm_leaves_what_it_cannot_compute_to_the_definition() {
 
 /// A request in float32 for one sample or more of a block.
 fn request(line: &str) -> Request {
-    let case = Case::parse("given", line, "given").expect("a valid case");
-    Request {
-        task: Task::Forward,
-        block: case.block,
-        geometry: case.geometry(),
-        dtype: DType::F32,
-        precision: Precision::Tf32,
-        input_format: FORMATS[0],
-        output_format: FORMATS[0],
-        algorithm: Some(Algorithm::ImplicitGemm),
-    }
+    Request { algorithm: Some(Algorithm::ImplicitGemm), ..request_of(line) }
 }
 
 /// How a request is planned on a Hopper: by this family, with its normalization or without, or by others.

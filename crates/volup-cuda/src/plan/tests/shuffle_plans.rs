@@ -2,8 +2,8 @@
 
 use super::manifest::{devices, with_multiprocessors};
 use super::results::{Choice, Example, features, kernels, unnoticed_of};
-use super::{FORMATS, fits, launches};
-use crate::plan::{Plan, Request, Task};
+use super::{FORMATS, fits, launches, request_of};
+use crate::plan::{Plan, Request};
 use crate::{Algorithm, DeviceInfo, Variant};
 use std::collections::BTreeSet;
 use volup::testing::{Case, cases};
@@ -236,17 +236,8 @@ fn shuffle_gemm_leaves_what_it_cannot_compute_to_the_definition() {
 
 /// A request in float32 for one sample or more of a block.
 fn request(line: &str, format: MemoryFormat) -> Request {
-    let case = Case::parse("given", line, "given").expect("a valid case");
-    Request {
-        task: Task::Forward,
-        block: case.block,
-        geometry: case.geometry(),
-        dtype: DType::F32,
-        precision: Precision::Tf32,
-        input_format: format,
-        output_format: format,
-        algorithm: Some(Algorithm::ShuffleGemm),
-    }
+    let algorithm = Some(Algorithm::ShuffleGemm);
+    Request { input_format: format, output_format: format, algorithm, ..request_of(line) }
 }
 
 /// How a request is planned on a Hopper: by this family, with its normalization or without, or by others.
