@@ -102,7 +102,9 @@ kernels-check: target/kernels/debug/volup-kernels
 	$(TOOLCHAIN) cargo test $(KERNELS_CARGO)
 	$(TOOLCHAIN) cargo clippy $(KERNELS_CARGO) --all-targets -- -D warnings
 	$(KERNELS_TOOL) --arch $(CHECKED_ARCHS) --out target/kernels/check
-	VOLUP_PTX=$(abspath target/kernels/check/sm_90) cargo test --locked --package volup-cuda --lib emulated
+# What runs as PTX is for Hopper.
+	$(if $(findstring sm_90,$(CHECKED_ARCHS)),VOLUP_PTX=$(abspath target/kernels/check/sm_90) \
+		cargo test --locked --package volup-cuda --lib emulated)
 
 emulate: kernels
 	VOLUP_PTX=$(abspath $(KERNELS)/cubins/sm_90) cargo test --release --locked --package volup-cuda --lib emulated \
