@@ -472,7 +472,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
             }
             Element *const collected = area + (ahead + (joined ? residue * w_output : 0));
             const int next_line = h_stride * w_output;
-            // Sums of a tile that is not whole, or of any; of those four at once, if they start at whole vectors.
+            // Sums of a tile that is not whole, or of any; of those as many at once as lie beside each other, if they start so.
             const auto collect = [&](bool all, bool at_once) {
 #pragma unroll
                 for (int r = 0; r < LINES * SEGMENTS; r++)
@@ -480,8 +480,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
                     for (int n = 0; n < TILES; n++) {
                         const int first = r % SEGMENTS * 64 + 16 * n;
                         Element *const at = collected + (r / SEGMENTS * next_line + first);
-                        if (at_once && first + 16 < 2 * SPAN) {
-                            *(float4 *)(at + column_of(0)) = make_float4(sum[r][n][0], sum[r][n][2], sum[r][n][1], sum[r][n][3]);
+                        if (at_once && (first + 16 < 2 * SPAN || first + 16 <= columns)) {
+                            put_all(at, sum[r][n]);
                         } else if (all && first + 16 < 2 * SPAN || !all && first + 16 <= columns) {
 #pragma unroll
                             for (int e = 0; e < 2; e++) put_both(at + column_of(e), sum[r][n][e], sum[r][n][e + 2]);
@@ -492,10 +492,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
                         }
                     }
             };
-            const bool whole_vectors = KIND != 0 && __all_sync(0xffffffffu, (shared(collected) | (LINES > 1 ? 4 * next_line : 0)) % 16 == 0);
+            const unsigned starts = shared(collected) | (LINES > 1 ? (unsigned)sizeof(Element) * next_line : 0);
             if (columns <= 2 * SPAN - 16)
                 collect(false, false);
-            else if (KIND != 0 && whole_vectors)
+            else if (__all_sync(0xffffffffu, starts % (KIND == 0 ? 4 : 16) == 0))
                 collect(true, true);
             else
                 collect(true, false);

@@ -204,6 +204,16 @@ __device__ __forceinline__ void put_both(Element *at, float first, float second)
 #endif
 }
 
+/// A lane's sums of a tile whose first column is at a multiple of 16 bytes, of 16 bits at one of 4.
+__device__ __forceinline__ void put_all(Element *at, const float (&v)[4]) {
+#if KIND == 0
+    *(unsigned *)(at + column_of(0)) = narrow_both(v[0], v[2], Element{});
+    *(unsigned *)(at + column_of(1)) = narrow_both(v[1], v[3], Element{});
+#else
+    *(float4 *)(at + column_of(0)) = make_float4(v[0], v[2], v[1], v[3]);
+#endif
+}
+
 /// Stores whole vectors of shared memory by the copy engine; ends a group of such stores; waits until all have been read.
 __device__ __forceinline__ void store(Element *to, unsigned from, int bytes) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
