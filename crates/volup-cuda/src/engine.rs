@@ -356,6 +356,15 @@ impl CudaEngine {
     }
 }
 
+/// For float32: `tf32` keeps 11 significant bits; `ieee` multiplies what two float16 numbers hold together.
+pub(crate) fn operand_roundoff(dtype: DType, precision: Precision) -> f64 {
+    match (dtype, precision) {
+        (DType::F32, Precision::Tf32) => 2f64.powi(-11),
+        (DType::F32, Precision::Ieee) => 2f64.powi(-21),
+        _ => 0.0,
+    }
+}
+
 impl Engine for CudaEngine {
     type Tensor = CudaTensor;
     type Layer = CudaLayer;
@@ -376,14 +385,8 @@ impl Engine for CudaEngine {
         lines
     }
 
-    /// For float32: `tf32` keeps 11 significant bits; `ieee` multiplies what two float16 numbers hold
-    /// together.
     fn operand_roundoff(&self, dtype: DType) -> f64 {
-        match (dtype, self.precision) {
-            (DType::F32, Precision::Tf32) => 2f64.powi(-11),
-            (DType::F32, Precision::Ieee) => 2f64.powi(-21),
-            _ => 0.0,
-        }
+        operand_roundoff(dtype, self.precision)
     }
 
     fn synchronize(&self) -> Result<()> {

@@ -9,6 +9,7 @@ use super::contracts;
 use super::machine::{BUFFERS, Bytes, Call, Machine};
 use super::manifest::{variants_for, with_multiprocessors};
 use super::training::wanted_of;
+use crate::engine::operand_roundoff;
 use crate::plan::{Argument, Buffer, Plan, Request, Task};
 use crate::{Algorithm, DeviceInfo, Variant};
 use std::cell::Cell;
@@ -228,11 +229,7 @@ impl Engine for Emulated {
     }
 
     fn operand_roundoff(&self, dtype: DType) -> f64 {
-        match (dtype, self.precision) {
-            (DType::F32, Precision::Tf32) => 2f64.powi(-11),
-            (DType::F32, Precision::Ieee) => 2f64.powi(-21),
-            _ => 0.0,
-        }
+        operand_roundoff(dtype, self.precision)
     }
 
     fn upload(&self, tensor: Tensor) -> Result<Tensor> {
