@@ -327,16 +327,16 @@ pub fn features(call: &Call<'_>) -> Vec<&'static str> {
     found.into_iter().filter(|(_, is)| *is).map(|(what, _)| what).collect()
 }
 
-/// An output's sum by the definition.
-fn defined(call: &Call<'_>, machine: &Machine, layout: &Layout, [n, channel, place @ ..]: [i64; 5]) -> f64 {
-    let (x, w) = (call.pointer("x"), call.pointer("w"));
+/// An output's sum by the definition, of all elements of the input and the weight.
+fn defined(layout: &Layout, [x, w]: [&[f64]; 2], [n, channel, place @ ..]: [i64; 5]) -> f64 {
     let taps = [0, 1, 2].map(|axis| -> Vec<(i64, i64)> {
         let of: Axis = layout.axes[axis];
         let inside = |i: &i64| (0..of.input).contains(i);
         let from = |tap| of.source(place[axis], tap).filter(inside).map(|i| (tap, i));
         (0..of.kernel).filter_map(from).collect()
     });
-    let [_, height, width] = layout.axes;
+    let [depth, height, width] = layout.axes;
+    let [x_n, _] = layout.of_sample();
     let (group, o) = (channel / layout.output, channel % layout.output);
     let mut sum = 0.0;
     for (kd, d) in &taps[0] {
@@ -344,9 +344,8 @@ fn defined(call: &Call<'_>, machine: &Machine, layout: &Layout, [n, channel, pla
             for (kw, iw) in &taps[2] {
                 let tap = (kd * height.kernel + kh) * width.kernel + kw;
                 for c in group * layout.input..(group + 1) * layout.input {
-                    let at = ((c * layout.axes[0].input + d) * height.input + h) * width.input + iw;
-                    let weight = machine.read(w, (c * layout.output + o) * layout.taps() + tap);
-                    sum += machine.read(x, n * call.int("x_n") + at) * weight;
+                    let at = n * x_n + ((c * depth.input + d) * height.input + h) * width.input + iw;
+                    sum += x[at as usize] * w[((c * layout.output + o) * layout.taps() + tap) as usize];
                 }
             }
         }
@@ -364,6 +363,11 @@ pub fn run(call: &Call<'_>, machine: &mut Machine) {
     let of = |function: Option<Activation>, x: f64| {
         function.map_or(x, |function| reference::activation(function, x))
     };
+    let all = |name: &str, count: i64| -> Vec<f64> {
+        (0..count).map(|at| machine.read(call.pointer(name), at)).collect()
+    };
+    let x = all("x", layout.samples * layout.of_sample()[0]);
+    let w = all("w", layout.groups * layout.input * layout.output * layout.taps());
     let [boxes_d, boxes_h, boxes_w] = layout.boxes;
     let [box_d, _, box_w] = layout.box_sizes();
     let [depth, height, width] = layout.axes.map(|axis| axis.output);
@@ -376,10 +380,11 @@ pub fn run(call: &Call<'_>, machine: &mut Machine) {
             let lines = unit_h * layout.unit_h()..((unit_h + 1) * layout.unit_h()).min(height);
             let columns = column * box_w..((column + 1) * box_w).min(width);
             let mut seen = Vec::new();
-            for (h, w) in lines.flat_map(|h| columns.clone().map(move |w| (h, w))).filter(|_| d < depth) {
-                let value = of(function, defined(call, machine, &layout, [n, channel, d, h, w]) + add);
+            for (h, column) in lines.flat_map(|h| columns.clone().map(move |w| (h, w))).filter(|_| d < depth)
+            {
+                let value = of(function, defined(&layout, [&x, &w], [n, channel, d, h, column]) + add);
                 if mode != 1 {
-                    let at = ((channel * depth + d) * height + h) * width + w;
+                    let at = ((channel * depth + d) * height + h) * width + column;
                     let value = normalized.as_ref().map_or(value, |normalized| normalized(value));
                     machine.write(y, n * call.int("y_n") + at, value);
                 }
