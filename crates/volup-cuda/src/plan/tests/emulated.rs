@@ -247,20 +247,14 @@ impl Engine for Emulated {
 
     fn forward(&self, layer: &Layer, input: &Tensor) -> Result<Tensor> {
         let geometry = Emulated::geometry(layer, input)?;
-        let shape = geometry.output_shape()[5 - input.shape().len()..].to_vec();
-        let count: usize = shape.iter().product();
+        let output = self.empty(layer, input)?;
         if geometry.batch() == 0 {
-            return Tensor::new(&shape, Vec::<f64>::new())?.cast(layer.dtype, input.format());
+            return Ok(output);
         }
         let plan = self.plan(layer, &geometry, Task::Forward, [input.format(); 2])?;
-        println!("{plan}");
-        let bytes = self.run(
-            &plan,
-            layer,
-            &[(Buffer::Input, input)],
-            &[(Buffer::Output, count * layer.dtype.size())],
-        );
-        Ok(tensor(&bytes, Buffer::Output, &shape, layer.dtype, input.format()))
+        let written = (Buffer::Output, output.data().as_bytes().len());
+        let bytes = self.run(&plan, layer, &[(Buffer::Input, input)], &[written]);
+        Ok(tensor(&bytes, Buffer::Output, output.shape(), layer.dtype, input.format()))
     }
 }
 
