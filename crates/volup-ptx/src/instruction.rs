@@ -360,6 +360,12 @@ pub(crate) enum Op {
         at: Address,
         parity: Operand,
     },
+    /// Whether a phase is over, for a warp that has other things to do.
+    BarrierTest {
+        to: Register,
+        at: Address,
+        parity: Operand,
+    },
     BulkLoad {
         to: Address,
         from: Address,

@@ -434,6 +434,9 @@ impl<'a> Parser<'a> {
             "mbarrier" if has("try_wait") => {
                 Op::BarrierWait { to: register(0)?, at: address(1)?, parity: operand(2)? }
             }
+            "mbarrier" if has("test_wait") => {
+                Op::BarrierTest { to: register(0)?, at: address(1)?, parity: operand(2)? }
+            }
             "cp" if has("bulk") => match (parts[3], last) {
                 ("shared::cluster", _) => Op::BulkLoad {
                     to: address(0)?,

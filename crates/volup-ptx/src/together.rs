@@ -124,6 +124,14 @@ impl Warp {
                 }
                 self.set(*to, mask, &[1; LANES]);
             }
+            Op::BarrierTest { to, at, parity } => {
+                let (at, parity) = (self.addresses(*at, world), self.get(*parity, world));
+                let mut over = [0; LANES];
+                for lane in lanes(mask) {
+                    over[lane] = world.is_over(at[lane] as u32, parity[lane])?.into();
+                }
+                self.set(*to, mask, &over);
+            }
             Op::BulkLoad { to, from, bytes, barrier } => {
                 let [to, from, barrier] =
                     [*to, *from, *barrier].map(|address| self.addresses(address, world));

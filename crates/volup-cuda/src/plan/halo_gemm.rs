@@ -94,8 +94,6 @@ pub(super) struct Halo<'a> {
     short: Option<Short>,
     /// Where each tap along width has columns of its own.
     fold: Option<Fold>,
-    /// Whether the product writes lines whole where outputs without taps are among them: those are filled apart from others.
-    whole_lines: bool,
     /// The time that this is expected to take.
     pub(super) seconds: f64,
 }
@@ -110,8 +108,7 @@ impl fmt::Display for Halo<'_> {
         write!(f, "{} units of {}, ", if self.resident { "resident" } else { "passing" }, self.unit_steps)?;
         write!(f, "batches of {}", self.batch)?;
         f.write_str(if self.short.is_some() { ", taps that are there" } else { "" })?;
-        f.write_str(if self.fold.is_some() { ", taps as columns" } else { "" })?;
-        f.write_str(if self.whole_lines { ", whole lines" } else { "" })
+        f.write_str(if self.fold.is_some() { ", taps as columns" } else { "" })
     }
 }
 
@@ -212,14 +209,6 @@ impl<'a> Halo<'a> {
         if kernel.param("TAPS").is_some() && (fold.is_none() || block > 1) {
             return None;
         }
-
-        // Lines that are written whole: of what there is between the lattice's outputs, too.
-        let lines = context.request.output_format == MemoryFormat::Contiguous && !packed;
-        let of_lattice = kernel.param("LATTICE").is_some();
-        if of_lattice && !(lines && lattices[2].step > 1 && width.axis.stride == 1 && block == 1) {
-            return None;
-        }
-        let whole_lines = lines && has_gaps(&lattices) && (lattices[2].step == 1 || of_lattice);
 
         // Steps along width: e = jj + first - m is step floor(e / block), parity e mod block.
         let w_step = width.apart;
@@ -382,17 +371,14 @@ impl<'a> Halo<'a> {
         let element = if together { ELEMENT } else { 3.0 * ELEMENT };
         let (outputs, folded) = match fold {
             Some(fold) => (fold.channels * width.axis.stride, FOLDED * (bm * n) as f64),
-            None if of_lattice => (n * lattices[2].step, 0.0),
             None => (n, 0.0),
         };
         let tile = TILE + element * (bm * outputs) as f64 + folded;
         let tile = repeated * tiles as f64 * tile / (device * full * if ctas == 1 { 1.0 } else { 1.3 });
         // Tiles of few channels write short runs of neighbours.
         let busy = (busy + tile) * (1.0 + SLICE * (slices - 1) as f64);
-        // The rest of the output is written first, and then, unless lines are whole, what of it is computed once more.
-        let lines_apart = 1.0 - 1.0 / (lattices[0].step * lattices[1].step) as f64;
-        let filled = if whole_lines { lines_apart } else { 1.0 };
-        let fill = if has_gaps(&lattices) { filled * output + LAUNCH } else { 0.0 };
+        // The rest of the output is written first, and then what of it is computed once more.
+        let fill = if has_gaps(&lattices) { output + LAUNCH } else { 0.0 };
         // Interleaved lines of float32 that start anywhere: each sector is written in two parts.
         let element_bytes = context.request.dtype.size();
         let anywhere = context.request.output_format == MemoryFormat::Contiguous
@@ -437,7 +423,6 @@ impl<'a> Halo<'a> {
             shared,
             short,
             fold,
-            whole_lines,
             seconds,
         })
     }

@@ -20,28 +20,34 @@ const MOST_WIDTH: usize = 9;
 const STAGES: [usize; 3] = [4, 3, 2];
 const PRODUCERS: usize = 128;
 /// Units of work of a plane of a box that are tried.
-const UNITS: [usize; 5] = [1, 2, 4, 8, 16];
+const UNITS: [usize; 8] = [1, 2, 3, 4, 6, 8, 12, 16];
 /// Sizes of a sample are counted in 32 bits, with room for a box past the end.
 const MOST: usize = i32::MAX as usize - (1 << 24);
 
 /// Instructions a second of a multiprocessor's warps.
 const ISSUED: f64 = 4.0 * 1.7e9 * 0.45;
-/// Bytes a second of the memory.
-const MEMORY: f64 = 2.9e12;
+/// Bytes a second of the memory, and how many more could be moved in the time that a run of y takes beside its own.
+const MEMORY: f64 = 3.9e12;
+const RUN: f64 = 170.0;
 /// Of what takes less, the part that does not hide behind the other.
-const SEEN: f64 = 0.15;
-/// Seconds until a block's tables are there; until a thread has brought two vectors of weights, or one of the input.
-const START: f64 = 8e-6;
+const SEEN: f64 = 0.17;
+/// How much longer it takes with two stages: what brings a box waits for what uses one.
+const WAITS: f64 = 1.02;
+/// Seconds until a block's tables are there; until a thread has brought two vectors of weights, or one of a channel of the input;
+/// and a box beside its vectors.
+const START: f64 = 5e-6;
 const WEIGHTS: f64 = 1e-6;
-const VECTOR: f64 = 0.2e-6;
+const VECTOR: f64 = 0.117e-6;
+const BOX: f64 = 0.39e-6;
 /// Instructions of a warp: for a step beside its products, for a tile of a step by kind of operand; for a unit of work, and a
-/// residue of it, beside its steps and outputs; for 32 outputs, written or counted.
-const STEP: f64 = 14.0;
-const TILE: [f64; 3] = [6.0, 6.0, 18.0];
-const UNIT: f64 = 150.0;
-const RESIDUE: f64 = 60.0;
-const WRITTEN: f64 = 2.5;
+/// residue of it, beside its steps and outputs; for 32 outputs, written or counted, or counted as 16 bits hold them.
+const STEP: f64 = 15.0;
+const TILE: [f64; 3] = [6.7, 6.7, 17.0];
+const UNIT: f64 = 130.0;
+const RESIDUE: f64 = 28.0;
+const WRITTEN: f64 = 3.3;
 const COUNTED: f64 = 4.0;
+const ROUNDED: f64 = 7.0;
 
 /// A plan of this family.
 #[derive(Clone, Copy)]
@@ -259,13 +265,18 @@ impl<'a> ImplicitGemm<'a> {
         let scattered = if width.input.is_multiple_of(4) { 1.0 } else { 3.0 };
         let rounds = groups.div_ceil(context.device.multiprocessors);
         let turns = each(items.div_ceil(blocks_of_group) * rounds);
-        let brought = turns * (vectors / each(PRODUCERS)).ceil() * VECTOR * scattered;
+        let of_word = if half { 2.0 } else { 1.0 };
+        let brought = turns * ((vectors / each(PRODUCERS)).ceil() * VECTOR * of_word * scattered + BOX);
+        let memory = MEMORY / (1.0 + RUN / (run * element) as f64);
+        // Blocks that have a box less than others wait for these at the end.
+        let uneven = turns * each(blocks_of_group) / (each(items) * rounds as f64);
         let weights =
             each(4 * entries * tiles).div_euclid(each(32 * warps + PRODUCERS)).max(1.0) * WEIGHTS / 2.0;
         let pass = |unit: f64, moved: f64| {
-            let compute = (turns * each(units) * unit / ISSUED).max(brought);
-            let moved = moved / MEMORY;
-            START + weights + compute.max(moved) + SEEN * compute.min(moved)
+            let parts = [turns * each(units) * unit / ISSUED, brought, moved / memory * uneven];
+            let most = parts.into_iter().fold(0.0, f64::max);
+            let waits = if stages == 2 { WAITS } else { 1.0 };
+            START + weights + (most + SEEN * (parts.iter().sum::<f64>() - most)) * waits
         };
         let (written, counted) = (outputs * WRITTEN, outputs * COUNTED);
         let merged = norm::MERGE + 24.0 * each(partials) / MEMORY;
@@ -280,7 +291,8 @@ impl<'a> ImplicitGemm<'a> {
             Way::Counted => {
                 let behind = of(context.counted.and_then(|block| block.activation()));
                 let rest = if context.counted.is_some() { 0.0 } else { norm::scaling(context) };
-                pass(unit + activated + behind + counted + written, x + y) + merged + rest
+                let rounded = if half { outputs * ROUNDED } else { 0.0 };
+                pass(unit + activated + behind + counted + rounded + written, x + y) + merged + rest
             }
         };
         Some(ImplicitGemm {

@@ -4,23 +4,17 @@
 // alone, over what this has written. It may be launched so that it starts while the packs still run: what comes after it
 // finds both done.
 //
-// With `d_step`, of NCDHW, lines are left out whose depth and height are on the lattice, every step-th from the first on: the
-// product writes those whole.
-//
 // Parameters: `bias`, `y` (a multiple of 16 bytes); i32: `channels`, `inner` (elements from a channel to the next: 1 of
-// NDHWC, else a volume); `count` (i64, of all elements), `has_bias`, `activation`, `slope` (f64); i32: `d_out`, `h_out`,
-// `w_out`, of depth `d_first` and `d_step` or 0, `h_first`, `h_step`. Threads: 256. Grid: any number of blocks along the
-// first axis.
+// NDHWC, else a volume); `count` (i64, of all elements), `has_bias`, `activation`, `slope` (f64). Threads: 256. Grid: any
+// number of blocks along the first axis.
 
 #include "activation.cuh"
-#include "divisor.cuh"
 #include "element.cuh"
 #include "launch.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) fill_output(
     const Element *bias, Element *y,
-    int channels, int inner, long long count, int has_bias, int activation, double slope,
-    int d_out, int h_out, int w_out, int d_first, int d_step, int h_first, int h_step) {
+    int channels, int inner, long long count, int has_bias, int activation, double slope) {
     constexpr int VECTOR = 16 / sizeof(Element);
     let_next_start();
     const auto value = [&](int channel) {
@@ -30,36 +24,6 @@ extern "C" __global__ void __launch_bounds__(256) fill_output(
         narrow(v, &e);
         return e;
     };
-    if (d_step) {
-        // A warp does plane after plane.
-        const int plane = h_out * w_out, lane = threadIdx.x % 32;
-        const Divisor by_line(w_out), by_step(h_step);
-        for (long long p = blockIdx.x * 8ll + threadIdx.x / 32; p < count / plane; p += gridDim.x * 8ll) {
-            const int d = (int)(p % d_out) - d_first;
-            const bool apart = d < 0 || d % d_step;
-            const auto is_free = [&](int at) {
-                const int h = by_line.divide(at) - h_first;
-                return apart || h < 0 || h != by_step.divide(h) * h_step;
-            };
-            alignas(16) Element v[VECTOR];
-            v[0] = value((int)(p / d_out % channels));
-#pragma unroll
-            for (int k = 1; k < VECTOR; k++) v[k] = v[0];
-            Element *const to = y + p * plane;
-            // Before the first whole vector of memory, then by vectors.
-            for (int at = -(int)(p * plane % VECTOR) + lane * VECTOR; at < plane; at += 32 * VECTOR) {
-                const bool inside = at >= 0 && at + VECTOR <= plane;
-                if (inside && (apart || w_out >= VECTOR && is_free(at) && is_free(at + VECTOR - 1)))
-                    *(uint4 *)(to + at) = *(const uint4 *)v;
-                else
-#pragma unroll
-                    for (int k = 0; k < VECTOR; k++)
-                        if (at + k >= 0 && at + k < plane && is_free(at + k)) to[at + k] = v[0];
-            }
-        }
-        await_previous();
-        return;
-    }
     const long long step = (long long)gridDim.x * 256 * VECTOR, start = ((long long)blockIdx.x * 256 + threadIdx.x) * VECTOR;
     // Of the first element of a thread's vector its channel and what lies before it in that channel; of a step likewise.
     int channel = (int)(start / inner % channels), before = (int)(start % inner);

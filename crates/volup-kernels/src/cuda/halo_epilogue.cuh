@@ -53,9 +53,6 @@ struct Epilogue {
     const int *column_at, *column_rr;
     float *staged;
     int curved, columns, w_out, y_w, channel0, y_c;
-#ifdef LATTICE
-    int w_first, w_whole;
-#endif
 
     /// A piece of columns to shared memory, a column after the other. Which ones is known when this is compiled, so
     /// that sums stay registers.
@@ -134,33 +131,6 @@ struct Epilogue {
             }
         }
     }
-
-#ifdef LATTICE
-    /// NCDHW, whole lines: a row's output, and those beside it that have no tap; what these are stands in `column_rr`.
-    __device__ __forceinline__ void whole(int piece) const {
-        const int lane = threadIdx.x % 32, there = columns - piece;
-        const long long step = (long long)y_c * sizeof(Element);
-        const auto none = [&](int k) { return __int_as_float(column_rr[min(piece + k, COLUMNS - 1)]); };
-        const auto start = [&](int at) { return (char *)(y + at + channel0 + (long long)piece * y_c); };
-#pragma unroll 1
-        for (int first = 0; first < ROWS * y_w; first += 32) {
-            const int of_row = (first + lane) / y_w, rr = first + lane - of_row * y_w, r = min(of_row, ROWS - 1);
-            const int row = __shfl_sync(0xffffffffu, row_ow, r);
-            const bool here = of_row < ROWS && (unsigned)row < (unsigned)w_out && row * y_w + rr < w_whole;
-            char *to = start(__shfl_sync(0xffffffffu, row_at, r) + rr);
-#pragma unroll
-            for (int k = 0; k < PIECE; k++, to += step) store((Element *)to, rr == w_first ? staged[k * COLUMN_PITCH + r] : none(k), here && k < there);
-        }
-        // What a line has behind its last row's.
-        if (lane < ROWS && row_ow == w_out - 1)
-#pragma unroll 1
-            for (int at = y_w; at < w_whole - (w_out - 1) * y_w; at++) {
-                char *to = start(row_at + at);
-#pragma unroll 4
-                for (int k = 0; k < PIECE; k++, to += step) store((Element *)to, none(k), k < there);
-            }
-    }
-#endif
 
     /// NCDHW where rows lie as voxels do, in whole vectors: 16 bytes a lane.
     __device__ __forceinline__ void dense(int piece) const {

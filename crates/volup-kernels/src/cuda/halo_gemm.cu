@@ -36,9 +36,6 @@
 // those of a warp's last rows need products of the next warp's first ones, through shared memory. A tile has sums of
 // its first `advance` rows, a multiple of 8 at least `w_reach` below BM, and the next tile starts there.
 //
-// With LATTICE the outputs of that product along width are every `y_w`-th of a line of `w_whole`, from `w_first` on, below
-// `y_w`. Those between have no tap, and are what `fill_output` would make of them: lines are written whole.
-//
 // # How
 //
 // Persistent blocks of WGS consumer warpgroups and one producer warp. A tile is BM = 64*MI*WGS rows, a
@@ -92,7 +89,6 @@
 // 10. With TAPS, of a kernel along width of at most so many: `advance`, `w_dilation`, `w_reach`. W_STRIDE is the stride along
 //    width; `scale_w` is of each of slices*blocks*CHANNELS channels. `outputs` is W_STRIDE, `w_steps` 1; for W_STRIDE past
 //    1, `channels_first`.
-// 11. With LATTICE `w_first`, `w_whole`; `outputs` is 1, `channels_first` 1, and `y` is where lines start.
 
 /// The first tap of a chunk along height, and how many units and steps of one it has along width; a tap along depth that
 /// it lacks is passed over. There is one phase.
@@ -120,90 +116,8 @@
 #ifdef TAPS
 #include "halo_fold.cuh"
 #endif
+#include "halo_tiles.cuh"
 #include "launch.cuh"
-
-/// What the numbers of all tiles are divided by.
-struct Divisors {
-    Divisor all, phases, turn, line, height, depth;
-};
-constexpr int DIVISORS = sizeof(Divisors) / sizeof(Divisor);
-
-/// One axis whose residues are phases.
-struct Axis {
-    int kernel, stride, dilation, step, inverse, first, shift, out;
-
-    /// The first tap of a residue, `kernel` if there is none, and how many taps it has.
-    __device__ int first_tap(int residue) const {
-        int gcd = stride / step;
-        return residue % gcd ? kernel : (residue / gcd * inverse) % step;
-    }
-    __device__ int taps(int first) const { return max(kernel - first + step - 1, 0) / step; }
-};
-
-struct Sizes {
-    int rows, a_rows, lead, pd, ph, pw;
-    Axis d, h;
-    int d_input;
-    int outputs, w_shift, w_out, w_low, w_steps, w_step;
-    int chunk_panels, chunks, slices, blocks, channels;
-    int y_n, y_c, y_d, y_h, y_w;
-    int channels_first, has_bias, activation;
-    int a_stages, stage_rows, whole_h, b_stages, unit_steps, resident, by_work, promote, advance;
-};
-
-/// One pair of residues along depth and height.
-struct Phase {
-    int rd, rh, td, th, nd, nh;
-    /// Rows from a tile's first to the one that its first taps read; planes likewise.
-    int rows, planes;
-
-    __device__ Phase(const Sizes &s, int phase) {
-        rd = phase / s.h.stride;
-        rh = phase % s.h.stride;
-        td = s.d.first_tap(rd);
-        th = s.h.first_tap(rh);
-        nd = s.d.taps(td);
-        nh = s.h.taps(th);
-        if (nd == 0 || nh == 0) nd = nh = 0;
-        const int md = (td * s.d.dilation - rd) / s.d.stride, mh = (th * s.h.dilation - rh) / s.h.stride;
-        planes = s.d.first - md;
-        rows = s.lead + (planes * s.ph + s.h.first - mh) * s.pw + s.w_low;
-    }
-};
-
-/// A tile: rows of one phase by a block of columns.
-struct Tile {
-    int row0, column_block, plane0, plane1, pd, d_input, back_d;
-    const Phase &phase;
-    const Divisor &depth;
-
-    __device__ __forceinline__ Tile(const Sizes &s, const Divisors &by, const Phase *phases, int back_d, int tile)
-        : pd(s.pd), d_input(s.d_input), back_d(back_d), phase(phases[turned(s, by, tile)]), depth(by.depth) {
-        const int rest = by.all.divide(tile);
-        column_block = tile - rest * by.all.by;
-        row0 = by.phases.divide(rest) * s.advance;
-        plane0 = by.height.divide(by.line.divide(row0)) + phase.planes;
-        plane1 = by.height.divide(by.line.divide(min(row0 + BM, s.rows) - 1)) + phase.planes;
-    }
-
-    /// A tile's phase. Phases differ in their work, so a block's turns through all of them, or of those in order of their work
-    /// from one to that as far from the other end.
-    __device__ __forceinline__ static int turned(const Sizes &s, const Divisors &by, int tile) {
-        const int rest = by.all.divide(tile), row_tile = by.phases.divide(rest), turn = by.turn.divide(row_tile);
-        const int at = rest - row_tile * by.phases.by, phase = at + turn;
-        if (s.by_work) return turn & 1 ? by.phases.by - 1 - at : at;
-        return phase - by.phases.divide(phase) * by.phases.by;
-    }
-
-    /// Whether a plane is a gap.
-    __device__ __forceinline__ bool gap(int plane) const { return plane < 0 || plane - depth.divide(plane) * pd >= d_input; }
-
-    /// Whether a tap along depth reads nothing but gaps.
-    __device__ __forceinline__ bool skipped(int ad) const {
-        const int first = plane0 - ad * back_d, last = plane1 - ad * back_d;
-        return last - first <= 1 && gap(first) && gap(last);
-    }
-};
 
 extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
     const char *a, const char *b,
@@ -224,9 +138,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
 #endif
 #ifdef TAPS
     , int advance, int w_dilation, int w_reach
-#endif
-#ifdef LATTICE
-    , int w_first, int w_whole
 #endif
 ) {
     extern __shared__ __align__(128) char memory[];
@@ -522,13 +433,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
                 const bool here = co < channels && rr < outputs;
                 const int channel = slice * channels + co;
                 column_at[thread] = channel * y_c + rr * y_w;
-#ifdef LATTICE
-                float none = here && has_bias ? widen(bias[channel]) : 0.0f;
-                none = activation > 2 ? curve(none, activation) : straighten(none, activation, (float)slope);
-                column_rr[thread] = __float_as_int(none);
-#else
                 column_rr[thread] = here ? rr : NOWHERE;
-#endif
 #ifndef TAPS
                 column_bias[thread] = here && has_bias ? widen(bias[channel]) : 0.0f;
 #if KIND == 2
@@ -585,20 +490,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
         const bool here = row < (FIRST_SUM ? min(rows, t.row0 + advance) : rows) && (unsigned)od < (unsigned)d_out && (unsigned)oh < (unsigned)h_out;
         const Epilogue epilogue = {y + (long long)sample0 * y_n, (n - sample0) * y_n + od * y_d + oh * y_h + ow * y_w, here ? ow : NOWHERE,
                                    column_at, column_rr, staged, activation, min(channels * outputs - column0, COLUMNS), w_out, y_w,
-                                   (slice * channels + column0 / outputs) * y_c, y_c,
-#ifdef LATTICE
-                                   w_first, w_whole
-#endif
-        };
-#ifdef LATTICE
-#pragma unroll 1
-        for (int piece = 0; piece < COLUMNS; piece += PIECE) {
-            epilogue.stage(sum, piece);
-            if (activation > 2) epilogue.bend();
-            epilogue.whole(piece);
-        }
-        continue;
-#endif
+                                   (slice * channels + column0 / outputs) * y_c, y_c};
         const bool vectors = channels % 4 == 0 && y_w % 4 == 0 && (unsigned long long)y % (4 * sizeof(Element)) == 0;
         // Every row a voxel, in their order; a sample of whole vectors.
         const bool dense = channels_first && outputs == 1 && d_stride * h_stride == 1 && pd == d_out && ph == h_out && pw == w_out &&

@@ -31,6 +31,21 @@ __device__ __forceinline__ void barrier_wait(unsigned barrier, int parity) {
         : "memory");
 }
 
+/// Whether the phase of that parity is over.
+__device__ __forceinline__ bool barrier_test(unsigned barrier, int parity) {
+    unsigned is;
+    asm volatile(
+        "{\n"
+        ".reg .pred done;\n"
+        "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, done;\n"
+        "}"
+        : "=r"(is)
+        : "r"(barrier), "r"(parity)
+        : "memory");
+    return is;
+}
+
 /// Copies whole 16-byte rows from global to shared memory; the barrier counts the bytes.
 __device__ __forceinline__ void copy(unsigned to, const void *from, int bytes, unsigned barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to), "l"(from),

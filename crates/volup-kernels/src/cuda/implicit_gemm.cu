@@ -19,15 +19,14 @@
 //
 // Persistent blocks of one group, which keep its weights in shared memory in the order that the instruction takes them in. A
 // box of outputs is `box_d` planes by some row blocks, LINES lines of each of the stride's residues, by SEGMENTS times 64
-// columns, of all channels of the group. Four warps bring boxes' inputs to a ring of `stages`, with zeros around, as operands:
-// each a box of its own, or two one together where there are not four stages, so that many loads are under way; they say
-// so in the boxes' order.
+// columns, of all channels of the group. Four warps bring boxes' inputs to a ring of `stages`, with zeros around: by copies that
+// nobody waits for, the next box's while those of one are under way, and each thread rounds what it has asked for where it lies.
 // The other warps take units of work one after the other, whichever comes: a row block of one plane, of eight channels; LINES
 // lines of each residue along height are a row block. So no warp waits for another, but for a stage.
 //
 // Sums are collected in shared memory as they lie in y. Where a box is as wide as y, `joined`, all lines of a row block are one
-// run of each channel; else each line is one. The copy engine stores what is whole 16 bytes of them, lanes what is before and
-// behind. Warps take units along height, then along channels, then along depth: what they store at the same time lies close by.
+// run of each channel; else each line is one. The copy engine stores what is whole 16 bytes of them, or whole sectors, lanes what
+// is before and behind. Warps take units along height, then along channels, then along depth: what they store at the same time lies close by.
 //
 // # Modes
 //
@@ -68,6 +67,7 @@
 #error "SEGMENTS of 64 columns and LINES of a unit of work; WARPGROUPS that multiply"
 #endif
 
+#include "copy_async.cuh"
 #include "implicit_tiles.cuh"
 #include "stored.cuh"
 #include "warp_meet.cuh"
@@ -95,7 +95,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
     // Of each stage two barriers, that it is there and that it has been read, and whether the warps that brought it met what is
     // left to the definition. The next unit of work.
     __shared__ alignas(8) unsigned long long barriers[2 * MOST_STAGES];
-    __shared__ int2 bad_input[MOST_STAGES];
+    __shared__ int4 bad_input[MOST_STAGES];
     __shared__ int next_unit, bad_weight;
     // Of a warp's channels mean, squared deviations from it and count so far.
     __shared__ float3 so_far[WARPS][8];
@@ -127,9 +127,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
         if (threadIdx.x == 64) {
             next_unit = 0;
             for (int i = 0; i < stages; i++) {
-                barrier_init(shared(barriers + 2 * i), team_of(stages));
-                bad_input[i] = make_int2(0, 0);
-                barrier_init(shared(barriers + 2 * i + 1), box_d * units_h * own.tiles);
+                barrier_init(shared(barriers + 2 * i), PRODUCERS);
+                barrier_init(shared(barriers + 2 * i + 1), 32 * box_d * units_h * own.tiles);
             }
             asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         }
@@ -234,70 +233,79 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
     if (threadIdx.x >= 32 * WARPS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
         const Shares own = shares();
-        // Warps that bring a box together: threads of theirs, and which of all teams they are.
-        const int warp = threadIdx.x / 32 - WARPS, together = team_of(stages), team = warp / together, member = warp - team * together;
-        const int thread = member * 32 + lane, threads = together * 32, plane = h_input * w_input;
+        const int thread = threadIdx.x - 32 * WARPS, plane = h_input * w_input;
         const int of_one = planes * lines * VECTORS, all = own.words * of_one;
         const bool vectors = w_input % 4 == 0;
+        // Vectors of a channel lie side by side.
+        const auto vector_at = [&](unsigned *inputs, int i, int c) { return inputs + c * (x_c - 4 * of_one) + 4 * i; };
+        // Boxes asked for, and those that are there.
+        int asked = 0, done = 0;
 #pragma unroll 1
-        for (int ordinal = team;; ordinal += PRODUCERS / threads) {
-            const int item = own.first_item + ordinal * blocks_of_group, turn = by.stages.divide(ordinal), slot = ordinal - turn * stages;
-            if (item >= items) break;
-            const Box box(item, by, boxes_w, boxes_h, boxes_d);
-            const int id0 = by.d_stride.divide(box.d * box_d) + first_d, ih0 = box.h * units_h * LINES + first_h;
-            const int iw0 = box.w * SPAN - MARGIN;
-            const Element *const from = x + box.sample * x_n + (long long)own.group * in_per_group * d_input * plane;
-            unsigned *const inputs = own.ring + slot * own.stage_words;
-            Largest most{};
-            barrier_wait(shared(barriers + 2 * slot + 1), ~turn & 1);
-#pragma unroll 1
-            for (int first = thread; first < all; first += BATCH * threads) {
-                alignas(16) Element v[BATCH][E];
-#pragma unroll
-                for (int k = 0; k < BATCH; k++) {
-                    // Boxes may be small: what is not there would cost as much.
-                    const int i = first + k * threads;
-                    if (i >= all) break;
+        while (true) {
+            const int item = own.first_item + asked * blocks_of_group, turn = by.stages.divide(asked), slot = asked - turn * stages;
+            const unsigned is_free = shared(barriers + 2 * slot + 1);
+            // The next is asked for once its stage is free, but what has come does not wait for that.
+            if (item < items && asked - done < UNDER_WAY && (asked == done || __all_sync(0xffffffffu, barrier_test(is_free, ~turn & 1)))) {
+                barrier_wait(is_free, ~turn & 1);
+                const Box box(item, by, boxes_w, boxes_h, boxes_d);
+                const int id0 = by.d_stride.divide(box.d * box_d) + first_d, ih0 = box.h * units_h * LINES + first_h;
+                const int iw0 = box.w * SPAN - MARGIN;
+                const Element *const from = x + box.sample * x_n + (long long)own.group * in_per_group * d_input * plane;
+                unsigned *const inputs = own.ring + slot * own.stage_words;
+#pragma unroll 2
+                for (int i = thread; i < all; i += PRODUCERS) {
                     const int c = by.channel.divide(i), of_channel = i - c * of_one, line = of_channel / VECTORS;
                     const int p = by.lines.divide(line), d = id0 + p, h = ih0 + line - p * lines, column = iw0 + (of_channel - line * VECTORS) * 4;
-                    // Limits are read anew each time: they would take registers that the vectors need.
-                    const bool there = (unsigned)d < (unsigned)hidden(d_input) && (unsigned)h < (unsigned)hidden(h_input);
+                    const bool there = (unsigned)d < (unsigned)d_input && (unsigned)h < (unsigned)h_input;
+                    Element *const to = (Element *)vector_at(inputs, i, c);
 #pragma unroll
                     for (int e = 0; e < CHANNELS; e++) {
                         const int channel = c * CHANNELS + e;
                         const bool has = there && channel < in_per_group;
                         const Element *const at = from + ((channel * d_input + d) * plane + h * w_input + column);
-                        using Four = typename FourOf<Element>::type;
                         if (vectors) {
-                            ((Four *)v[k])[e] = has && (unsigned)column < (unsigned)w_input ? *(const Four *)at : Four{};
+                            const bool inside = has && (unsigned)column < (unsigned)w_input;
+                            copy_async<4 * sizeof(Element)>(shared(to + 4 * e), inside ? at : x, inside);
                         } else {
 #pragma unroll
-                            for (int f = 0; f < 4; f++) v[k][4 * e + f] = has && (unsigned)(column + f) < (unsigned)w_input ? at[f] : Element{};
+                            for (int f = 0; f < 4; f++) {
+                                const bool inside = has && (unsigned)(column + f) < (unsigned)w_input;
+#if KIND == 0
+                                to[4 * e + f] = inside ? at[f] : Element{};
+#else
+                                copy_async<4>(shared(to + f), inside ? at + f : x, inside);
+#endif
+                            }
                         }
                     }
                 }
-#pragma unroll
-                for (int k = 0; k < BATCH; k++) {
-                    const int i = first + k * threads;
-                    if (i >= all) break;
-                    most.see(v[k]);
-                    uint4 low = make_uint4(0, 0, 0, 0);
-                    // Vectors of a channel lie side by side.
-                    uint4 *const to = (uint4 *)(inputs + by.channel.divide(i) * (x_c - 4 * of_one) + 4 * i);
-                    *to = operands(v[k], low);
-                    if (PARTS == 2) *(uint4 *)((unsigned *)to + own.words * x_c) = low;
-                }
+                asm volatile("cp.async.commit_group;" ::: "memory");
+                asked++;
+                continue;
+            }
+            if (done == asked) break;
+            if (asked - done == UNDER_WAY)
+                asm volatile("cp.async.wait_group %0;" ::"n"(UNDER_WAY - 1) : "memory");
+            else
+                asm volatile("cp.async.wait_group 0;" ::: "memory");
+            const int ready = done - by.stages.divide(done) * stages;
+            unsigned *const inputs = own.ring + ready * own.stage_words;
+            Largest most{};
+            // Each thread what it has asked for.
+#pragma unroll 4
+            for (int i = thread; i < all; i += PRODUCERS) {
+                uint4 *const at = (uint4 *)vector_at(inputs, i, by.channel.divide(i));
+                alignas(16) Element v[E];
+                *(uint4 *)v = *at;
+                most.see(v);
+                uint4 low = make_uint4(0, 0, 0, 0);
+                *at = operands(v, low);
+                if (PARTS == 2) *(uint4 *)((unsigned *)at + own.words * x_c) = low;
             }
             const bool bad = __any_sync(0xffffffffu, most.undefined());
-            if (lane == 0) (&bad_input[slot].x)[member] = bad;
-            meet();
-            // Boxes are there in their order, whoever was first: or warps that wait for one would be overtaken by others that
-            // take its stage's next box for it.
-            if (ordinal > 0) {
-                const int before = by.stages.divide(ordinal - 1);
-                barrier_wait(shared(barriers + 2 * (ordinal - 1 - before * stages)), before & 1);
-            }
-            if (lane == 0) barrier_arrive(shared(barriers + 2 * slot));
+            if (lane == 0) (&bad_input[ready].x)[thread / 32] = bad;
+            barrier_arrive(shared(barriers + 2 * ready));
+            done++;
         }
         return;
     }
@@ -335,8 +343,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
         }
         if (counts && t == 0) so_far[threadIdx.x / 32][g] = make_float3(0.0f, 0.0f, 0.0f);
         barrier_wait(barrier, turn & 1);
-        const int2 bad = bad_input[slot];
-        const bool defined = !(bad.x | bad.y | bad_weight);
+        const int4 bad = bad_input[slot];
+        const bool defined = !(bad.x | bad.y | bad.z | bad.w | bad_weight);
         const unsigned *const inputs =
             own.ring + slot * own.stage_words + (at_d * lines + unit_h * LINES) * PITCH + (MARGIN + position_of(g));
 #pragma unroll 1
@@ -464,7 +472,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
             }
 
             Element *const line_to = to + (joined ? 0 : residue * w_output);
-            const int ahead = past_vector(line_to);
+            const int ahead = past_whole<WHOLE>(line_to);
             if (residue == 0 || !joined) {
                 // The run before has left the area.
                 if (t == 0) stored_read();
@@ -502,14 +510,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
             if (!joined || residue + 1 == residues) {
                 asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
                 meet();
-                // Whole vectors by the copy engine, what is before and behind them by the lanes of the channel.
-                const int size = joined ? here * w_output : columns, before = min((WHOLE - ahead) % WHOLE, size);
-                const int whole = (size - before) / WHOLE * WHOLE;
+                // What starts and ends with a sector by the copy engine, or with a vector, what is before and behind by the lanes
+                // of the channel.
+                const int size = joined ? here * w_output : columns, past = past_whole<STORED>(line_to), before = min((STORED - past) % STORED, size);
+                const int whole = (size - before) / STORED * STORED;
                 const Element *const run = area + ahead;
                 if (there) {
                     if (t == 0 && whole) store(line_to + before, shared(run + before), whole * (int)sizeof(Element));
 #pragma unroll
-                    for (int k = t; k < WHOLE; k += 4) {
+                    for (int k = t; k < STORED; k += 4) {
                         if (k < before) line_to[k] = run[k];
                         if (const int at = before + whole + k; at < size) line_to[at] = run[at];
                     }
@@ -518,9 +527,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
             }
             if (BOTH) count_sums(post_activation, post_slope);
         }
-        // All lanes have what they need of the stage.
-        meet();
-        if (lane == 0) barrier_arrive(barrier + 8);
+        // Each lane has what it needs of the stage.
+        barrier_arrive(barrier + 8);
         if (counts && t == 0 && there) {
             const float3 of = so_far[threadIdx.x / 32][g];
             part_mean[partial] = of.x;

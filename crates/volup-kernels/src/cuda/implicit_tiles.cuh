@@ -21,11 +21,12 @@ constexpr int CONSUMER_REGISTERS = WARPGROUPS == 2 ? 208 : KIND == 1 ? 144 : 152
 /// Positions of a segment and tiles of 8 of them; of a line; words around them, and from a line to the next.
 constexpr int LANES = 32, TILES = LANES / 8, SPAN = LANES * SEGMENTS, MARGIN = 4, PITCH = SPAN + 2 * MARGIN;
 constexpr int MOST_CLASSES = 64, MOST_WIDTH = 9, MOST_STAGES = 8;
-/// Vectors of four positions of a line; those that a thread has under way; channels of a word; elements of 16 bytes of y.
-constexpr int VECTORS = PITCH / 4, BATCH = KIND == 1 && WARPGROUPS == 3 ? 8 : 4, CHANNELS = KIND == 0 ? 2 : 1, WHOLE = 16 / sizeof(Element);
-
-/// Warps that bring a box together: as many teams as there are boxes to be brought at once.
-__device__ __forceinline__ int team_of(int stages) { return stages < PRODUCERS / 32 ? 2 : 1; }
+/// Boxes that are on their way at once.
+constexpr int UNDER_WAY = 2;
+/// Vectors of four positions of a line; channels of a word; elements of 16 bytes of y.
+constexpr int VECTORS = PITCH / 4, CHANNELS = KIND == 0 ? 2 : 1, WHOLE = 16 / sizeof(Element);
+/// Elements that the copy engine stores at least: a sector of float32; of 16 bits lanes would be left with too many.
+constexpr int STORED = KIND == 0 ? WHOLE : 2 * WHOLE;
 
 /// Whether a step of K is the first.
 template <bool IS> struct First {
@@ -98,14 +99,6 @@ struct Shares {
         of_channel = (float *)(weights + 4 * PARTS * tiles * entries);
         areas = (Element *)(of_channel + 24 * tiles);
     }
-};
-
-/// The type of four elements.
-template <typename T> struct FourOf {
-    using type = uint2;
-};
-template <> struct FourOf<float> {
-    using type = float4;
 };
 
 /// Many values through one of the curved activations that a few instructions compute.
@@ -187,9 +180,9 @@ __device__ __forceinline__ int column_of(int e) {
 /// The position of a tile that is a column of B, such that lanes collect pairs of 16 bits, or four of 32, beside each other.
 __device__ __forceinline__ int position_of(int column) { return KIND == 0 ? column / 2 + column % 2 * 4 : column; }
 
-/// How many elements an address is past a multiple of 16 bytes.
-__device__ __forceinline__ int past_vector(const Element *at) {
-    return ((unsigned)(unsigned long long)at / (unsigned)sizeof(Element)) % WHOLE;
+/// How many elements an address is past a multiple of so many.
+template <int COUNT> __device__ __forceinline__ int past_whole(const Element *at) {
+    return (unsigned)(unsigned long long)at / (unsigned)sizeof(Element) % COUNT;
 }
 
 /// Two neighbours, wherever they lie.

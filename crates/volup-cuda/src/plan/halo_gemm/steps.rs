@@ -57,7 +57,7 @@ impl Halo<'_> {
         Ok(())
     }
 
-    /// What outputs are that no tap reaches, everywhere, or in lines that have none with one.
+    /// What outputs are that no tap reaches, everywhere.
     fn fill(&self, context: Context<'_>, steps: &mut Vec<Step>) -> Result<()> {
         let request = context.request;
         let (conv, volume) = (request.geometry.conv(), request.geometry.output_voxels());
@@ -68,17 +68,10 @@ impl Halo<'_> {
         let (code, slope) = activation_code(epilogue(&request.block)[0]);
         arguments.extend([Argument::I64(count as i64), i32::from(conv.has_bias()).into(), code.into()]);
         arguments.push(Argument::F64(slope));
-        let [depth, height, _] = &self.lattices;
-        let d_step = if self.whole_lines { depth.step } else { 0 };
-        push(&mut arguments, geometry_of(context))?;
-        push(&mut arguments, [depth.first, d_step, height.first, height.step])?;
         let kind = i64::from(self.operand != Operand::Half);
         let variant = *context.kernel("fill_output", &self.operand.types(context), &[("KIND", kind)])?;
-        // A thread a vector, or a warp a plane.
         let vectors = (count * request.dtype.size()).div_ceil(16);
-        let [_, height, width] = geometry_of(context);
-        let threads = if self.whole_lines { count / (height * width) * 32 } else { vectors };
-        let blocks = threads.div_ceil(THREADS).min(8 * context.device.multiprocessors);
+        let blocks = vectors.div_ceil(THREADS).min(8 * context.device.multiprocessors);
         // Nothing here needs the packs.
         steps.push(Step::Launch {
             variant,
@@ -174,11 +167,7 @@ impl Halo<'_> {
             arguments.extend([scale_x, scale_w]);
         }
         let [y_n, y_c, y @ ..] = strides(request.geometry.output_shape(), request.output_format);
-        // Lines that are written whole start where they start.
-        let of_lattice = self.kernel.param("LATTICE").is_some();
-        let axes = if of_lattice { 2 } else { 3 };
-        let starts = y.iter().zip(self.lattices).take(axes);
-        let first: usize = starts.map(|(stride, lattice)| stride * lattice.first).sum();
+        let first: usize = y.iter().zip(self.lattices).map(|(stride, lattice)| stride * lattice.first).sum();
         let at = at + (first * request.dtype.size()) as u64;
         let [y_d, y_h, y_w] = [0, 1, 2].map(|axis| y[axis] * self.lattices[axis].step);
         arguments.extend([Argument::Pointer(Buffer::Bias, 0), Argument::Pointer(Buffer::Output, at)]);
@@ -212,10 +201,6 @@ impl Halo<'_> {
         if let Some(fold) = self.fold {
             push(&mut arguments, [fold.advance, width.axis.dilation, fold.reach])?;
         }
-        if of_lattice {
-            let [.., whole] = geometry_of(context);
-            push(&mut arguments, [self.lattices[2].first, whole])?;
-        }
         let all = self.slices * self.blocks;
         let phases = depth.axis.stride * height.axis.stride;
         let tiles = rows.div_ceil(self.advance()) * phases * all;
@@ -236,9 +221,4 @@ impl Halo<'_> {
         steps.push(Step::Launch { variant: *self.kernel, grid, shared, arguments, overlap });
         Ok(())
     }
-}
-
-/// Outputs along each axis.
-fn geometry_of(context: Context<'_>) -> [usize; 3] {
-    context.request.geometry.axes().map(|axis| axis.output)
 }

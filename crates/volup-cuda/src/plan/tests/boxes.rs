@@ -483,15 +483,7 @@ pub fn fill_output(call: &Call<'_>, machine: &mut Machine) {
     let (y, bias) = (call.pointer("y"), call.pointer("bias"));
     assert!(call.grid[0] > 0 && call.grid[1..] == [1, 1] && call.variant.threads == 256);
     assert!(y.at.is_multiple_of(16) && [0, 1].contains(&call.int("has_bias")));
-    let [d_out, h_out, w_out] = call.ints(["d_out", "h_out", "w_out"]);
-    let [d_first, d_step, h_first, h_step] = call.ints(["d_first", "d_step", "h_first", "h_step"]);
-    let on = |at: i64, first: i64, step: i64| at >= first && (at - first) % step == 0;
-    assert!(d_step == 0 || inner == d_out * h_out * w_out && count % inner == 0);
     for at in 0..count {
-        let line = at / w_out;
-        if d_step > 0 && on(line % h_out, h_first, h_step) && on(line / h_out % d_out, d_first, d_step) {
-            continue;
-        }
         let value = biased(call, machine, bias, at / inner % channels);
         machine.write(y, at, activate(call, value, ["activation", "slope"]));
     }

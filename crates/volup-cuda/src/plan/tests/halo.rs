@@ -261,11 +261,6 @@ fn check(call: &Call<'_>) {
         let lies = [call.int("outputs"), w_steps, unit_steps];
         assert!(lies == [stride, 1, 1] && (call.int("channels_first") == 1 || stride == 1));
     }
-    if call.has("w_whole") {
-        let [w_first, w_whole, w_out, y_w] = call.ints(["w_first", "w_whole", "w_out", "y_w"]);
-        assert!((0..y_w).contains(&w_first) && w_out == (w_whole - w_first + y_w - 1) / y_w);
-        assert_eq!(call.ints(["outputs", "channels_first"]), [1, 1]);
-    }
     assert!(!call.has("promote") || call.int("promote") > 0);
     if call.has("class_panels") {
         let strides = call.ints(["d_stride", "h_stride", "slices"]);
@@ -457,19 +452,6 @@ fn finish(
         let [od, oh] = [jd * d_stride + d_shift + residues[0], jh * h_stride + h_shift + residues[1]];
         let ow = jb * outputs + rr + w_shift;
         let inside = (0..d_out).contains(&od) && (0..h_out).contains(&oh) && (0..w_out).contains(&ow);
-        if call.has("w_whole") {
-            // With the outputs beside one that have no tap; the last has those up to a line's end.
-            let [w_first, w_whole] = call.ints(["w_first", "w_whole"]);
-            let wide = if ow == w_out - 1 { w_whole - ow * y_w } else { y_w };
-            for at in (0..wide).filter(|_| inside && co < channels) {
-                let channel = co + column_block / blocks * channels;
-                let sum = if at == w_first { sum } else { 0.0 };
-                let value =
-                    activate(call, sum + biased(call, machine, bias, channel), ["activation", "slope"]);
-                machine.write(y, n * y_n + channel * y_c + od * y_d + oh * y_h + ow * y_w + at, value);
-            }
-            continue;
-        }
         if co < channels && rr < outputs && inside {
             let co = co + column_block / blocks * channels;
             let value = activate(call, sum + biased(call, machine, bias, co), ["activation", "slope"]);

@@ -330,9 +330,9 @@ fn what_is_too_large_is_left_to_others() {
         ("n 3, 64x512x512, 4>16, k 2, s 2", false),
         ("n 1, 1008x1024x1024, 2>1, k 2, s 2, p 504x512x0", true),
         ("n 1, 1024x1024x1024, 2>1, k 2, s 2, p 512x512x0", false),
-        // Partial statistics, of four channels and four units of work a box; there are no more boxes.
-        ("n 133000000, 1x1x2, 1>4, k 1, s 1x1x2", true),
-        ("n 134000000, 1x1x2, 1>4, k 1, s 1x1x2", false),
+        // Partial statistics, of four channels and three units of work a box; there are no more boxes.
+        ("n 177000000, 1x1x2, 1>4, k 1, s 1x1x2", true),
+        ("n 178000000, 1x1x2, 1>4, k 1, s 1x1x2", false),
         // What inputs are found by: paddings, distances between taps, and strides times those.
         ("n 1, 16777217x1x2, 1>1, k 1, s 60x1x2, p 500000000x0x0", true),
         ("n 1, 67108865x1x2, 1>1, k 1, s 64x1x2, p 2147483620x0x0", false),

@@ -101,10 +101,9 @@ pub struct Signature {
 /// The signature of a variant's function.
 pub fn signature(variant: &Variant) -> &'static Signature {
     // CUDA C++ has other parameters for other kinds of numbers, where channels lack taps, and where taps are columns.
-    type Key = (&'static str, Option<i64>, [bool; 4]);
+    type Key = (&'static str, Option<i64>, [bool; 3]);
     static KNOWN: OnceLock<HashMap<Key, Signature>> = OnceLock::new();
-    let options =
-        |variant: &Variant| ["SHORT", "COUNTS", "TAPS", "LATTICE"].map(|name| variant.param(name).is_some());
+    let options = |variant: &Variant| ["SHORT", "COUNTS", "TAPS"].map(|name| variant.param(name).is_some());
     let key = |variant: &Variant| (variant.entry, variant.param("KIND"), options(variant));
     let known = KNOWN.get_or_init(|| {
         let entries = variants_for(Arch { major: 9, minor: 0 });
@@ -158,7 +157,7 @@ fn declared_in_cuda(variant: &Variant, source: &'static str) -> Signature {
             Some(("#if", "KIND == 2")) => kind == 2,
             Some(("#if", "PARTED")) => kind == 2 || kind == 3,
             Some(("#ifdef", "SHORT")) => short,
-            Some(("#ifdef", name @ ("TAPS" | "LATTICE"))) => variant.param(name).is_some(),
+            Some(("#ifdef", "TAPS")) => variant.param("TAPS").is_some(),
             _ if line == "#else" => !keep,
             _ if line == "#endif" => true,
             _ => {
@@ -193,9 +192,6 @@ fn declared_in_cuda(variant: &Variant, source: &'static str) -> Signature {
         "halo_gemm" if short => vec!["KIND", "BN", "MI", "CTAS", "WGS", "SHORT"],
         "halo_gemm" if variant.param("TAPS").is_some() => {
             vec!["KIND", "BN", "MI", "CTAS", "WGS", "TAPS", "W_STRIDE"]
-        }
-        "halo_gemm" if variant.param("LATTICE").is_some() => {
-            vec!["KIND", "BN", "MI", "CTAS", "WGS", "LATTICE"]
         }
         "halo_gemm" => vec!["KIND", "BN", "MI", "CTAS", "WGS"],
         "gather_gemm" => vec!["KIND", "BN", "MI", "CTAS", "WGS", "RW", "RH"],

@@ -436,7 +436,7 @@ fn statistics_are_taken_where_the_activation_is_plain() {
     }
 }
 
-/// A large block's statistics cost no pass of their own, in any precision.
+/// A large block's statistics cost no pass of their own, but where sums are of few products and rounded to 16 bits to be counted.
 #[test]
 fn statistics_of_large_blocks_are_taken_of_what_is_written() {
     let variants = all();
@@ -449,7 +449,8 @@ fn statistics_of_large_blocks_are_taken_of_what_is_written() {
                 continue;
             }
             let plan = Plan::new(&request, &hopper(), &variants).expect("a plan");
-            assert!(!plan.launches("channel_statistics"), "{plan}");
+            let apart = name == "kb2-60-block" && request.dtype != DType::F32;
+            assert_eq!(plan.launches("channel_statistics"), apart, "{plan}");
         }
     }
 }
