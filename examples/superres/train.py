@@ -241,7 +241,14 @@ def main() -> None:
         "--curve", type=Path, help="train with both kinds of modules, draw the losses"
     )
     parser.add_argument("--dtype", choices=["float32", "float64"], default="float32")
+    parser.add_argument(
+        "--precision",
+        choices=["ieee", "tf32"],
+        help="how CUDA convolves float32, with either kind of modules; else as PyTorch's flags say",
+    )
     args = parser.parse_args()
+    if args.precision:
+        torch.backends.cudnn.allow_tf32 = args.precision == "tf32"
 
     volume, _ = volumes.read(args.volume)
     volume = volumes.crop_to_even(volume)
