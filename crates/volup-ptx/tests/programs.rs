@@ -167,6 +167,23 @@ fn bulk_copies_need_barriers_and_fences() {
     );
 }
 
+/// Whether a barrier's phase is over can be asked without waiting for it.
+#[test]
+fn barriers_are_asked() {
+    let ask = |to: &str, is: u32| {
+        format!(
+            "mbarrier.test_wait.parity.shared::cta.b64 %p2, [%r7], 0;\nselp.u32 {to}, {is}, 0, %p2;\nbar.sync 0;\n"
+        )
+    };
+    let [before, after] = [ask("%r10", 1), ask("%r11", 2)];
+    let body = format!(
+        "add.s32 %r7, %r4, 4096;\nsetp.ne.u32 %p1, %r2, 0;\n@%p1 bra begun;\nmbarrier.init.shared::cta.b64 [%r7], 1;\nbegun:\n\
+         bar.sync 0;\n{before}@%p1 bra arrived;\nmbarrier.arrive.shared::cta.b64 _, [%r7];\narrived:\nbar.sync 0;\n{after}\
+         add.s32 %r10, %r10, %r11;\nst.global.u32 [%rd5], %r10;"
+    );
+    assert_eq!(run(&body, 1, 32, &numbers(32), 1).unwrap(), [2; 32]);
+}
+
 #[test]
 fn memory_is_checked() {
     let st = "st.global.u32 [%rd5], %r2;";

@@ -26,7 +26,8 @@
 //
 // Sums are collected in shared memory as they lie in y. Where a box is as wide as y, `joined`, all lines of a row block are one
 // run of each channel; else each line is one. The copy engine stores what is whole 16 bytes of them, or whole sectors, lanes what
-// is before and behind. Warps take units along height, then along channels, then along depth: what they store at the same time lies close by.
+// is before and behind. Warps take units along height, then along channels, then along depth: what they store at the same time
+// lies close by.
 //
 // # Modes
 //
