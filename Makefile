@@ -104,7 +104,7 @@ kernels-check: target/kernels/debug/volup-kernels
 	$(KERNELS_TOOL) --arch $(CHECKED_ARCHS) --out target/kernels/check
 # What runs as PTX is for Hopper.
 	$(if $(findstring sm_90,$(CHECKED_ARCHS)),VOLUP_PTX=$(abspath target/kernels/check/sm_90) \
-		cargo test --locked --package volup-cuda --lib emulated)
+		cargo test --locked --workspace --lib emulated)
 
 emulate: kernels
 	VOLUP_PTX=$(abspath $(KERNELS)/cubins/sm_90) cargo test --release --locked --package volup-cuda --lib emulated \

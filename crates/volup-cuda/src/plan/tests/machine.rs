@@ -150,9 +150,9 @@ impl Machine {
         let (cells, first) = (&self.buffers[pointer.buffer as usize], self.cell(pointer, index));
         let Cell { value, mut width, writer } = cells[first];
         let doing = &self.doing;
-        let all = &cells[first..first + pointer.width.div_ceil(CELL)];
-        if all.iter().all(|cell| cell.width == CLEARED) {
-            width = pointer.width;
+        if width == CLEARED {
+            let all = &cells[first..first + pointer.width.div_ceil(CELL)];
+            width = if all.iter().all(|cell| cell.width == CLEARED) { pointer.width } else { width };
         }
         assert!(width == pointer.width, "{doing}: element {index} of {pointer:?} holds {width} bytes");
         assert!(self.launch == 0 || writer != self.launch, "{doing}: {pointer:?}, {index} is read in a race");
@@ -294,7 +294,7 @@ impl<'a> Call<'a> {
     pub fn pointer(&self, name: &str) -> Pointer {
         let (argument, of) = self.argument(name);
         let Argument::Pointer(buffer, at) = argument else { panic!("{}: {name}", self.kernel()) };
-        let of = of.trim_start_matches("*mut ");
+        let of = of.strip_prefix("*mut ").unwrap_or(of);
         let generic = self.signature.types.iter().position(|name| *name == of);
         let of = generic.map_or(of, |at| self.variant.types[at]);
         let width = match of {

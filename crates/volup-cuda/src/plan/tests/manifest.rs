@@ -62,7 +62,8 @@ pub fn variants_for(arch: Arch) -> Vec<Variant> {
         let listed = variants::parse(VARIANTS).expect("a valid list of variants");
         listed.into_iter().map(|listed| (listed.clone(), leaked(&listed))).collect()
     });
-    let built = all.iter().filter(|(listed, _)| listed.is_for(&arch.to_string()));
+    let name = arch.to_string();
+    let built = all.iter().filter(|(listed, _)| listed.is_for(&name));
     built.map(|&(_, variant)| Variant { arch, ..variant }).collect()
 }
 
