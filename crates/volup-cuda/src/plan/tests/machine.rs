@@ -150,9 +150,9 @@ impl Machine {
         let (cells, first) = (&self.buffers[pointer.buffer as usize], self.cell(pointer, index));
         let Cell { value, mut width, writer } = cells[first];
         let doing = &self.doing;
-        if width == CLEARED {
-            let all = &cells[first..first + pointer.width.div_ceil(CELL)];
-            width = if all.iter().all(|cell| cell.width == CLEARED) { pointer.width } else { width };
+        let all = &cells[first..first + pointer.width.div_ceil(CELL)];
+        if all.iter().all(|cell| cell.width == CLEARED) {
+            width = pointer.width;
         }
         assert!(width == pointer.width, "{doing}: element {index} of {pointer:?} holds {width} bytes");
         assert!(self.launch == 0 || writer != self.launch, "{doing}: {pointer:?}, {index} is read in a race");
