@@ -280,15 +280,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
                         }
                     }
                 }
-                asm volatile("cp.async.commit_group;" ::: "memory");
+                end_copies();
                 asked++;
                 continue;
             }
             if (done == asked) break;
             if (asked - done == UNDER_WAY)
-                asm volatile("cp.async.wait_group %0;" ::"n"(UNDER_WAY - 1) : "memory");
+                await_copies<UNDER_WAY - 1>();
             else
-                asm volatile("cp.async.wait_group 0;" ::: "memory");
+                await_copies<0>();
             const int ready = done - by.stages.divide(done) * stages;
             unsigned *const inputs = own.ring + ready * own.stage_words;
             Largest most{};

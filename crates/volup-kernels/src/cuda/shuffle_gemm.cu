@@ -63,6 +63,7 @@
 // the channels of y), `post_activation`, `post_slope` (f64; as the activation).
 
 #include "activation.cuh"
+#include "copy_async.cuh"
 #include "divisor.cuh"
 #include "operand.cuh"
 #include "shuffle_operands.cuh"
@@ -153,7 +154,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) shuffle_gemm(
             }
         }
         fetched++;
-        asm volatile("cp.async.commit_group;" ::: "memory");
+        end_copies();
     };
 #pragma unroll 1
     for (int i = 0; i < STAGES - 1; i++) fetch_next();
@@ -263,7 +264,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) shuffle_gemm(
 #pragma unroll 1
     for (int number = 0; number < work; number++) {
         const int stage = number % STAGES * STAGE;
-        asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
+        await_copies<STAGES - 2>();
         if (KIND != 0) {
             unsigned most = 0;
             for_own<LINES, LENGTH>([&](int line, int at) {

@@ -75,10 +75,6 @@ __device__ __forceinline__ Element rounded(Element x) {
 #endif
 }
 
-/// A thread's copies are waited for one group after the other: those of each turn of a tile, then those of x.
-__device__ __forceinline__ void commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-__device__ __forceinline__ void await_oldest() { asm volatile("cp.async.wait_group %0;" ::"n"(TURNS) : "memory"); }
-
 extern "C" __global__ void __launch_bounds__(THREADS, 1) shuffle_gradient(
     const Element *x, const Element *w, const Element *dz, const Element *y, Element *dx, float *partial, const float *mean, const float *rstd,
     const float *terms, const Element *gamma, const Element *beta, int in_channels, int out_channels, int group_channels, int volume, int plane,
@@ -176,10 +172,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) shuffle_gradient(
 #pragma unroll
         for (int k = 0; k < TURNS; k++) {
             fetch(blockIdx.x, k, of_line[line0 + k * APART].start, at, there);
-            commit();
+            end_copies();
         }
         fetch_x(blockIdx.x, 0);
-        commit();
+        end_copies();
     }
 
     int known = -1, turn = 0;
@@ -212,11 +208,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) shuffle_gradient(
                 const int line = line0 + k * APART;
                 __align__(16) Element of_z[VECTOR], of_y[VECTOR];
                 const Line place_of = of_line[line];
-                await_oldest();
+                await_copies<TURNS>();
                 *(uint4 *)of_z = *(const uint4 *)slot(0, k);
                 if (y) *(uint4 *)of_y = *(const uint4 *)slot(1, k);
                 fetch(item + gridDim.x, k, place_of.start, next, there);
-                commit();
+                end_copies();
                 const Channel of = of_channel[place_of.channel];
                 const bool real = here && 2 * line < rows;
                 uint2 words[2];
@@ -274,7 +270,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) shuffle_gradient(
             }
         });
         // Of float32 the thread that copied a vector rounds it.
-        await_oldest();
+        await_copies<TURNS>();
 #if KIND != 0
         if (partial)
             for_x([&](int c, int p) {
@@ -291,7 +287,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) shuffle_gradient(
 #endif
         // The products that read the other tile of x are done.
         fetch_x(item + gridDim.x, turn + 1);
-        commit();
+        end_copies();
 #if KIND == 3
         products.start(turn, n, first, partial, by_definition);
 #else

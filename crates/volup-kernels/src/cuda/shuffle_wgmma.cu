@@ -107,7 +107,7 @@ struct Warpgroup {
         barrier_wait(full + 8, parity);
 #pragma unroll 2
         for (int l = line; l < KC; l += step, to += SIZE * step * PITCH, from += step * s.volume) copy_async<16>(to, l < lines ? from : s.x, l < lines);
-        asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(full) : "memory");
+        arrive_with_copies(full);
         fetched += (long long)KC * s.volume;
         lines -= KC;
     }

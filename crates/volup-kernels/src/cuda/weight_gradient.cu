@@ -116,14 +116,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) weight_gradient(
             fetch<KC + HALO, BM, PITCH_M>(to, rows, pitch, shifted + stage * KC, count, m0, all_m);
             fetch<KC, BN, PITCH_N>(to + (KC + HALO) * PITCH_M * SIZE, x, x_pitch, first + stage * KC, count, n0, x_pitch);
         }
-        asm volatile("cp.async.commit_group;" ::: "memory");
+        end_copies();
     };
     float sum[TAPS][MT][NT][4] = {};
 #pragma unroll
     for (int stage = 0; stage < STAGES - 1; stage++) fetch_stage(stage);
 #pragma unroll 1
     for (int stage = 0; stage < stages; stage++) {
-        asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
+        await_copies<STAGES - 2>();
         __syncthreads();
         fetch_stage(stage + STAGES - 1);
         const unsigned of_g = ring + stage % STAGES * (STAGE * SIZE), of_x = of_g + (KC + HALO) * PITCH_M * SIZE;

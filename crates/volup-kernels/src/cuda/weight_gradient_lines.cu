@@ -43,6 +43,7 @@
 // (kernel_w - 1) / step_w * apart_w; else PARTS * classes_h * kernel_w * 2 * steps * NC * 16. One of X has 64 * MI * (32 * steps +
 // 16) bytes, `last` 32 * steps / SIZE * (64 * MI * SIZE + PAD).
 
+#include "copy_async.cuh"
 #include "digits.cuh"
 #include "mma.cuh"
 #include "operand.cuh"
@@ -176,7 +177,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) weight_gradient_lines(
         const auto voxels_of = [&](const Run &run) { return run.n * x_n + run.d * x_d + run.h * x_h + run.strip * STEP * steps * x_w; };
 #if KIND == 0
         // Copies that the barrier counts when they are done.
-        const auto arrive = [](unsigned barrier) { asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory"); };
         constexpr int VECTOR = 16 / SIZE, PER = NC / VECTOR, ROWS = FILLERS / PER;
         // Neighbouring threads copy neighbours, of a row or of a panel.
         const bool by_panels = pitch == VECTOR;
@@ -198,12 +198,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) weight_gradient_lines(
                     from += group_out / VECTOR * layout.panel;
                     to += PER * panel_bytes;
                 }
-                arrive(full_g + 8 * to_g.at);
+                arrive_with_copies(full_g + 8 * to_g.at);
                 to_g.advance(g_slots);
                 of_line += (long long)rows_w * line_pitch;
                 if (i >= span) {
                     fill_x(of_x, w0);
-                    arrive(full_x + 8 * to_x.at);
+                    arrive_with_copies(full_x + 8 * to_x.at);
                     to_x.advance(x_slots);
                     of_x += x_h;
                 }
@@ -221,7 +221,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) weight_gradient_lines(
         unsigned owed_x = 0;
         const auto settle = [&]() {
             if (owed_x == 0) return;
-            asm volatile("cp.async.wait_all;" ::: "memory");
+            await_all_copies();
             barrier_arrive(owed_x);
             owed_x = 0;
         };
@@ -329,7 +329,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) weight_gradient_lines(
             }
         }
 #endif
-        asm volatile("cp.async.wait_all;" ::: "memory");
+        await_all_copies();
         return;
     }
 

@@ -89,7 +89,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) weight_gradient_narr
                 }
             }
         }
-        asm volatile("cp.async.commit_group;" ::: "memory");
+        end_copies();
     };
 
     // Where the lane's columns of X lie from a stage's windows on, for its first row.
@@ -104,7 +104,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) weight_gradient_narr
     for (int stage = 0; stage < STAGES - 1; stage++) fetch_stage(stage);
 #pragma unroll 1
     for (int stage = 0; stage < stages; stage++) {
-        asm volatile("cp.async.wait_group %0;" ::"n"(STAGES - 2) : "memory");
+        await_copies<STAGES - 2>();
         __syncthreads();
         fetch_stage(stage + STAGES - 1);
         const unsigned of_g = ring + stage % STAGES * stage_bytes, of_x = of_g + KC * PITCH * SIZE;
@@ -170,7 +170,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) weight_gradient_narr
     }
 
     // The warps' sums, in their order, where the stages were.
-    asm volatile("cp.async.wait_all;" ::: "memory");
+    await_all_copies();
     __syncthreads();
     static_assert((WARPS - 1) * MT * NT * 4 * 32 * 4 <= STAGES * KC * PITCH * SIZE, "they fit there");
     float(*const of_warp)[MT * NT * 4][32] = (float(*)[MT * NT * 4][32])memory;
