@@ -273,8 +273,8 @@ def measure(
 
     ways = [(peer, args.seconds_per_search) for peer in peers(block)]
     if args.compile and block.op == "block":
-        # Or what was compiled for other shapes counts towards the most that is kept of a function, and
-        # what comes after runs eagerly.
+        # Or what was compiled for other shapes counts towards the most that is kept of a function,
+        # and what comes after runs eagerly.
         torch._dynamo.reset()
         ways += [(peer, args.seconds_per_compile) for peer in compiled(block)]
     for peer, limit in ways:
