@@ -208,6 +208,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) shuffle_gradient(
                 const int line = line0 + k * APART;
                 __align__(16) Element of_z[VECTOR], of_y[VECTOR];
                 const Line place_of = of_line[line];
+                // Copies are waited for one group after the other: those of each turn of a tile, then those of x.
                 await_copies<TURNS>();
                 *(uint4 *)of_z = *(const uint4 *)slot(0, k);
                 if (y) *(uint4 *)of_y = *(const uint4 *)slot(1, k);

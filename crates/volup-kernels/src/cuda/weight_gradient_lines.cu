@@ -176,7 +176,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) weight_gradient_lines(
         };
         const auto voxels_of = [&](const Run &run) { return run.n * x_n + run.d * x_d + run.h * x_h + run.strip * STEP * steps * x_w; };
 #if KIND == 0
-        // Copies that the barrier counts when they are done.
         constexpr int VECTOR = 16 / SIZE, PER = NC / VECTOR, ROWS = FILLERS / PER;
         // Neighbouring threads copy neighbours, of a row or of a panel.
         const bool by_panels = pitch == VECTOR;
