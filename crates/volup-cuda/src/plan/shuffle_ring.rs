@@ -1,4 +1,4 @@
-//! Planning `shuffle_ring`: kernels that are their stride, of many channels in tf32. The kernel's file says what the numbers
+//! Planning `shuffle_ring`: kernels that are their stride, of many channels in float32. The kernel's file says what the numbers
 //! mean.
 
 use super::pack::Operand;
@@ -17,8 +17,9 @@ const PAD: usize = 4;
 const STAGES: usize = 16;
 const FEWEST: usize = 4;
 
-/// Clocks of a block for a stage and for what it writes, and more for each 64 rows by 64 positions.
+/// Clocks of a block for a stage and for what it writes, and more for each 64 rows by 64 positions; of a stage of two parts.
 const STAGE: [f64; 2] = [400.0, 245.0];
+const STAGE_OF_PARTS: [f64; 2] = [295.0, 940.0];
 const WRITE: [f64; 2] = [850.0, 425.0];
 /// Seconds that blocks have what they start with sooner than those of `shuffle_gemm`.
 const SOONER: f64 = 1.2e-6;
@@ -26,6 +27,7 @@ const SOONER: f64 = 1.2e-6;
 /// A plan of this family.
 #[derive(Clone, Copy)]
 pub(super) struct ShuffleRing<'a> {
+    operand: Operand,
     kernel: &'a Variant,
     row_blocks: usize,
     /// Blocks of positions of a sample.
@@ -44,7 +46,7 @@ pub(super) struct ShuffleRing<'a> {
 impl fmt::Display for ShuffleRing<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [rows, positions] = tile(self.kernel);
-        write!(f, "shuffle_ring tf32 {rows}x{positions}, ")?;
+        write!(f, "shuffle_ring {} {rows}x{positions}, ", self.operand.name())?;
         write!(f, "{} row blocks, {} groups, {} stages", self.row_blocks, self.groups, self.stages)?;
         f.write_str(if self.kept { ", weights kept" } else { "" })
     }
@@ -59,7 +61,7 @@ fn tile(kernel: &Variant) -> [usize; 2] {
 impl<'a> ShuffleRing<'a> {
     /// Every plan, where `shuffle_gemm` applies, for NCDHW with a stride of 2 along width, whole stages and copies of 16 bytes.
     pub(super) fn all(context: Context<'a>) -> Vec<ShuffleRing<'a>> {
-        let Some((operand @ Operand::Tf32, _)) = applies(context) else { return Vec::new() };
+        let Some((operand, _)) = applies(context) else { return Vec::new() };
         let (geometry, conv) = (&context.request.geometry, context.request.geometry.conv());
         let last = context.request.output_format == MemoryFormat::ChannelsLast3d;
         let volume: usize = geometry.input_shape()[2..].iter().product();
@@ -70,11 +72,12 @@ impl<'a> ShuffleRing<'a> {
             return Vec::new();
         }
         let types = operand.types(context);
-        let kernels = context.kernels("shuffle_ring", &types);
-        kernels.filter_map(|kernel| ShuffleRing::new(context, kernel)).collect()
+        let is_it = |kernel: &&Variant| kernel.param("KIND") == Some(operand.kind());
+        let kernels = context.kernels("shuffle_ring", &types).filter(is_it);
+        kernels.filter_map(|kernel| ShuffleRing::new(context, operand, kernel)).collect()
     }
 
-    fn new(context: Context<'a>, kernel: &'a Variant) -> Option<ShuffleRing<'a>> {
+    fn new(context: Context<'a>, operand: Operand, kernel: &'a Variant) -> Option<ShuffleRing<'a>> {
         let (geometry, conv) = (&context.request.geometry, context.request.geometry.conv());
         let rows = conv.out_channels() * conv.stride().iter().product::<usize>();
         let volume: usize = geometry.input_shape()[2..].iter().product();
@@ -109,11 +112,23 @@ impl<'a> ShuffleRing<'a> {
         let read = x * row_blocks as f64 + w * if kept { groups } else { items } as f64;
         let moved = ((x + y + w) / MEMORY).max((read + y) / CACHE);
         let squares = (tile_rows * positions) as f64 / 4096.0;
-        let [stage, write] = [STAGE, WRITE].map(|[all, square]| all + square * squares);
+        let stage = if operand == Operand::Tf32 { STAGE } else { STAGE_OF_PARTS };
+        let [stage, write] = [stage, WRITE].map(|[all, square]| all + square * squares);
         let turns = (turns * (row_blocks * groups).div_ceil(processors)) as f64;
         let compute = turns * (chunks as f64 * stage + write) / CLOCK;
         let seconds = START - SOONER + moved.max(compute) + SEEN * moved.min(compute);
-        Some(ShuffleRing { kernel, row_blocks, pos_blocks, groups, chunks, stages, kept, shared, seconds })
+        Some(ShuffleRing {
+            operand,
+            kernel,
+            row_blocks,
+            pos_blocks,
+            groups,
+            chunks,
+            stages,
+            kept,
+            shared,
+            seconds,
+        })
     }
 
     /// What is launched: the convolution.

@@ -1,4 +1,4 @@
-// Shuffle GEMM of many channels in tf32: a transposed convolution whose kernel is its stride, 2 along width, of NCDHW.
+// Shuffle GEMM of many channels in float32: a transposed convolution whose kernel is its stride, 2 along width, of NCDHW.
 //
 // # What is computed
 //
@@ -14,12 +14,13 @@
 //
 // # Numbers
 //
-// Float32 rounded to tf32. An output that is not finite shows that an operand was not, or did not stay so: then the warp's are
-// left to the definition.
+// `KIND` 1: float32 rounded to tf32. An output that is not finite shows that an operand was not, or did not stay so: then the
+// warp's are left to the definition. 3: as two tf32, of each step three products, which are added to the sums in registers.
+// Neighbours of which none reaches 2^-113, where the low part has not bits enough, are left to the definition as well.
 //
 // # What it takes
 //
-// Threads: 32*(ROW_WARPS*POS_WARPS + 8). Grid: any multiple of `row_blocks` along the first axis. Bytes of dynamic shared
+// Threads: 32*(ROW_WARPS*POS_WARPS + 8), of two parts 32*(ROW_WARPS*POS_WARPS + 4). Grid: any multiple of `row_blocks` along the first axis. Bytes of dynamic shared
 // memory: `16*stages` rounded up to 128, `4*32*(stages*(POS + 4) + w_stages*(ROWS + 4)) + 8*ROWS`; `w_stages`: `chunks` where
 // weights are `kept`, else `stages`. Channels of x are a multiple of 32; positions of a sample, channels of y times taps are
 // multiples of 4. x is dense, y lies as its strides say, 1 along width; x, w and y start at multiples of 16 bytes. `whole`:
@@ -34,14 +35,15 @@
 #include "divisor.cuh"
 #include "hopper.cuh"
 #include "mma.cuh"
+#include "operand.cuh"
 #include "warp_meet.cuh"
 
-#if KIND != 1 || !defined(WARP_ROWS) || !defined(WARP_POS) || !defined(ROW_WARPS) || !defined(POS_WARPS)
-#error "KIND 1; WARP_ROWS and WARP_POS of a warp; ROW_WARPS and POS_WARPS of a block"
+#if (KIND != 1 && KIND != 3) || !defined(WARP_ROWS) || !defined(WARP_POS) || !defined(ROW_WARPS) || !defined(POS_WARPS)
+#error "KIND 1 or 3; WARP_ROWS and WARP_POS of a warp; ROW_WARPS and POS_WARPS of a block"
 #endif
 
 /// Rows and positions of a block; its warps that multiply, and those that copy: a warp starts its copies one after the other.
-constexpr int ROWS = WARP_ROWS * ROW_WARPS, POS = WARP_POS * POS_WARPS, WARPS = ROW_WARPS * POS_WARPS, COPIERS = 8;
+constexpr int ROWS = WARP_ROWS * ROW_WARPS, POS = WARP_POS * POS_WARPS, WARPS = ROW_WARPS * POS_WARPS, COPIERS = KIND == 3 ? 4 : 8;
 constexpr int THREADS = 32 * (WARPS + COPIERS);
 /// Channels of a stage, and of a matrix instruction.
 constexpr int KC = 32, STEP = 8;
@@ -62,6 +64,16 @@ struct Divisors {
 __device__ __forceinline__ unsigned rounded(float x) {
     asm("add.f32 %0, %0, 0f80000000;" : "+f"(x));
     return __viaddmax_s32(__float_as_int(x), 0x1000, __float_as_int(x));
+}
+
+/// What the matrix instructions take of a float32.
+__device__ __forceinline__ void split(float x, unsigned (&to)[PARTS]) {
+#if KIND == 3
+    to[0] = __float_as_uint(x);
+    part_tf32(to[0], to[1]);
+#else
+    to[0] = rounded(x);
+#endif
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) shuffle_ring(
@@ -137,6 +149,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) shuffle_ring(
             for (int j = 0; j < 2 * PAIRS; j++)
 #pragma unroll
                 for (int e = 0; e < 4; e++) sum[i][j][e] = row_bias[row0 + 16 * i + apart + e / 2];
+        // Of two parts the smallest magnitude but zero, less one, that is the larger of two neighbours.
+        unsigned smallest = ~0u;
+        const auto take = [&](float2 v, unsigned (&one)[PARTS], unsigned (&other)[PARTS]) {
+            if (KIND == 3) smallest = __viaddmin_u32(__float_as_uint(fmaxf(fabsf(v.x), fabsf(v.y))), ~0u, smallest);
+            split(v.x, one);
+            split(v.y, other);
+        };
 #pragma unroll 1
         for (int chunk = 0; chunk < chunks; chunk++) {
             const unsigned full = barriers + 16 * slot;
@@ -145,21 +164,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) shuffle_ring(
             barrier_wait(full, parity);
 #pragma unroll
             for (int k = 0; k < KC; k += STEP) {
-                unsigned a[MT][4], b[2 * PAIRS][2];
+                unsigned a[MT][4][PARTS], b[2 * PAIRS][2][PARTS];
 #pragma unroll
                 for (int pair = 0; pair < PAIRS; pair++)
 #pragma unroll
-                    for (int half = 0; half < 2; half++) {
-                        const float2 v = *(const float2 *)(xs + (k + 2 * half) * X_PITCH + 16 * pair);
-                        b[2 * pair][half] = rounded(v.x), b[2 * pair + 1][half] = rounded(v.y);
-                    }
+                    for (int half = 0; half < 2; half++)
+                        take(*(const float2 *)(xs + (k + 2 * half) * X_PITCH + 16 * pair), b[2 * pair][half], b[2 * pair + 1][half]);
 #pragma unroll
                 for (int i = 0; i < MT; i++)
 #pragma unroll
-                    for (int half = 0; half < 2; half++) {
-                        const float2 v = *(const float2 *)(ws + (k + 2 * half) * W_PITCH + 16 * i);
-                        a[i][2 * half] = rounded(v.x), a[i][2 * half + 1] = rounded(v.y);
-                    }
+                    for (int half = 0; half < 2; half++)
+                        take(*(const float2 *)(ws + (k + 2 * half) * W_PITCH + 16 * i), a[i][2 * half], a[i][2 * half + 1]);
                 if (k + STEP == KC) {
                     // All lanes have what they need of the stage.
                     meet();
@@ -168,7 +183,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) shuffle_ring(
 #pragma unroll
                 for (int i = 0; i < MT; i++)
 #pragma unroll
-                    for (int j = 0; j < 2 * PAIRS; j++) multiply(sum[i][j], make_uint4(a[i][0], a[i][1], a[i][2], a[i][3]), b[j][0], b[j][1]);
+                    for (int j = 0; j < 2 * PAIRS; j++) {
+                        const auto add = [&](float(&to)[4], int of_a, int of_b) {
+                            multiply(to, make_uint4(a[i][0][of_a], a[i][1][of_a], a[i][2][of_a], a[i][3][of_a]), b[j][0][of_b], b[j][1][of_b]);
+                        };
+#if KIND == 3
+                        float product[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+                        add(product, 1, 0);
+                        add(product, 0, 1);
+                        add(product, 0, 0);
+#pragma unroll
+                        for (int e = 0; e < 4; e++) sum[i][j][e] += product[e];
+#else
+                        add(sum[i][j], 0, 0);
+#endif
+                    }
             }
             if (++slot == stages) slot = 0, parity ^= 1;
         }
@@ -205,7 +234,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) shuffle_ring(
             for (int e = 0; e < 4; e++)
                 if (there) asm("max.NaN.f32 %0, %0, %1;" : "+f"(largest) : "f"(fabsf(of[e])));
         });
-        if (__any_sync(0xffffffffu, !(largest < __uint_as_float(0x7f800000u)))) {
+        if (__any_sync(0xffffffffu, !(largest < __uint_as_float(0x7f800000u)) || smallest < 0x07000000u - 1)) {
             for_outputs([&](int i, int j, float &a, float &b, float &c, float &d, bool there) {
                 if (!there) return;
                 const int row = row0 + 16 * i + apart;

@@ -453,6 +453,28 @@ fn shuffle_gemm() {
     }
 }
 
+/// Whole stages and copies, few positions and many, tiny values, and those of which some are.
+const RINGS: [&str; 5] = [
+    "n 2, 3x4x5, 32>9, k 2, s 2, bias, relu",
+    "n 1, 2x3x6, 96>5, k 1x2x2, s 1x2x2",
+    "n 3, 4x5x8, 64>20, k 2, s 2, leaky_relu(-0.75)",
+    "n 2, 9x8x8, 64>8, k 3x1x2, s 3x1x2, bias",
+    "n 1, 2x2x7, 160>3, k 2, s 2, bias",
+];
+
+#[test]
+fn shuffle_ring() {
+    engines(Some(Algorithm::ShuffleRing), |engine| {
+        for (seed, line) in RINGS.into_iter().enumerate() {
+            let case = Case::parse("ring", line, "many channels").expect("a valid case");
+            for fill in Fill::ALL {
+                let deviation = check(engine, &case, DType::F32, fill, seed as u64).expect("a result");
+                assert!(deviation.is_ok(), "{case}: {deviation}");
+            }
+        }
+    });
+}
+
 #[test]
 fn implicit_gemm() {
     random(Some(Algorithm::ImplicitGemm), SEEDS);

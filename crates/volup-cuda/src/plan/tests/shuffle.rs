@@ -15,7 +15,7 @@ const UNIT: i64 = 16;
 /// Warpgroups of a block of `shuffle_wgmma`, and rows of one.
 const GROUPS: i64 = 4;
 const ROWS: i64 = 64;
-/// Warps of a block of `shuffle_ring` that copy.
+/// Warps of a block of `shuffle_ring` that copy; of two parts half as many.
 const COPIERS: i64 = 8;
 /// Past what 32 bits count.
 const OVERFLOW: i64 = 1 << 31;
@@ -283,7 +283,8 @@ fn check_gemm(call: &Call<'_>, layout: &Layout) {
 fn check_ring(call: &Call<'_>, layout: &Layout) {
     let what = call.variant.name;
     let warps = call.size("ROW_WARPS") * layout.places;
-    assert_eq!(i64::from(call.variant.threads), 32 * (warps + COPIERS), "{what}");
+    let copiers = COPIERS / layout.parts;
+    assert_eq!(i64::from(call.variant.threads), 32 * (warps + copiers), "{what}");
     let [chunks, stages, kept, width, x_n] = call.ints(["chunks", "stages", "kept", "width", "x_n"]);
     assert!(stages > 0 && [0, 1].contains(&kept), "{stages} stages of {what}");
     let w_stages = if kept == 1 { chunks } else { stages };
