@@ -394,6 +394,11 @@ pub(crate) enum Op {
         from: Address,
         transposed: bool,
     },
+    StoreMatrix {
+        to: Address,
+        from: Vec<Register>,
+        transposed: bool,
+    },
     Multiply {
         of: Type,
         to: Vec<Register>,

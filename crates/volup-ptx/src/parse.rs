@@ -463,6 +463,11 @@ impl<'a> Parser<'a> {
                 from: address(1)?,
                 transposed: has("trans"),
             },
+            "stmatrix" => Op::StoreMatrix {
+                to: address(0)?,
+                from: self.registers(operands[1])?,
+                transposed: has("trans"),
+            },
             "mma" => Op::Multiply {
                 of: self.of_type(parts[parts.len() - 2])?,
                 to: self.registers(operands[0])?,

@@ -179,6 +179,7 @@ impl Warp {
             Op::ProxyFence => lanes(mask).for_each(|lane| world.fence(self.thread(lane))),
             _ if !all_here => return Ok(Step::Wait),
             Op::LoadMatrix { to, from, transposed } => self.load_matrix(to, *from, *transposed, world)?,
+            Op::StoreMatrix { to, from, transposed } => self.store_matrix(*to, from, *transposed, world)?,
             Op::Multiply { of, to, a, b, c } => {
                 world.memory.counters.products += 1;
                 let [a, b] = [a, b].map(|list| self.all_of(list));
@@ -297,6 +298,30 @@ impl Warp {
                 u64::from(low) | u64::from(high) << 16
             };
             self.registers[to as usize] = std::array::from_fn(word);
+        }
+        Ok(())
+    }
+
+    fn store_matrix(
+        &mut self,
+        to: Address,
+        from: &[Register],
+        transposed: bool,
+        world: &mut World<'_>,
+    ) -> Result<()> {
+        let to = self.addresses(to, world);
+        for (matrix, &from) in from.iter().enumerate() {
+            let rows_at: [u32; 8] = std::array::from_fn(|row| to[matrix * 8 + row] as u32);
+            world.memory.counters.shared(rows_at.into_iter(), 16);
+            let words = self.registers[from as usize];
+            for (row, &at) in rows_at.iter().enumerate() {
+                let element = |column: usize| {
+                    let [row, column] = if transposed { [column, row] } else { [row, column] };
+                    (words[row * 4 + column / 2] >> (column % 2 * 16)) as u16
+                };
+                let bytes: [u8; 16] = std::array::from_fn(|byte| element(byte / 2).to_le_bytes()[byte % 2]);
+                world.write_shared(at, &bytes, 16, self.thread(matrix * 8 + row))?;
+            }
         }
         Ok(())
     }

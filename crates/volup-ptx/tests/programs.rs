@@ -257,6 +257,32 @@ fn a_warp_multiplies_matrices() {
     }
 }
 
+/// Matrices of 8 by 8 elements of 16 bits to shared memory, as they are and turned over.
+#[test]
+fn a_warp_stores_matrices() {
+    // Lane 4*row + column/2 has two neighbours of a row; the second matrix is the first and 64 more.
+    let element = |matrix: u32, row: u32, column: u32| 64 * matrix + 8 * row + column;
+    for (order, turned) in [("", false), (".trans", true)] {
+        let body = format!(
+            "shl.b32 %r30, %r2, 1;\nadd.s32 %r31, %r30, 1;\nshl.b32 %r31, %r31, 16;\nor.b32 %r30, %r30, %r31;\n\
+             add.s32 %r31, %r30, 4194368;\n\
+             shl.b32 %r32, %r2, 4;\nadd.s32 %r32, %r32, %r4;\n\
+             stmatrix.sync.aligned.m8n8.x2{order}.shared.b16 [%r32], {{%r30, %r31}};\nbar.sync 0;\n\
+             shl.b32 %r33, %r2, 2;\nadd.s32 %r33, %r33, %r4;\n\
+             ld.shared.u32 %r34, [%r33];\nld.shared.u32 %r35, [%r33+128];\n\
+             st.global.u32 [%rd5], %r34;\nadd.s64 %rd5, %rd5, 128;\nst.global.u32 [%rd5], %r35;"
+        );
+        let got = run(&body, 1, 32, &[0; 64], 1).unwrap();
+        for (word, &both) in (0..64).zip(&got) {
+            let (matrix, row, column) = (word / 32, word % 32 / 4, word % 4 * 2);
+            for (at, value) in [(column, both & 0xffff), (column + 1, both >> 16)] {
+                let [of_row, of_column] = if turned { [at, row] } else { [row, at] };
+                assert_eq!(value, element(matrix, of_row, of_column), "row {row}, column {at}{order}");
+            }
+        }
+    }
+}
+
 /// What lanes ask for: words in banks, sectors of memory, whole or in part.
 #[test]
 fn what_is_asked_for_is_counted() {
