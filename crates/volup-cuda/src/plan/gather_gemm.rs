@@ -26,10 +26,9 @@ const CACHED: usize = 4;
 const FEW: usize = 4;
 /// What launches cost beside the product's work, and the product's own, in seconds.
 const LAUNCHES: f64 = 7e-6;
-const START: f64 = 6.5e-6;
-/// Clocks a second, and the share of the matrix instructions' rate that is reached.
-const CLOCK: f64 = 1.65e9;
-const EFFICIENCY: f64 = 0.98;
+const START: f64 = 8.7e-6;
+/// Clocks a second.
+const CLOCK: f64 = 1.815e9;
 /// Bytes a second of the memory, and from the second-level cache to shared memory.
 const MEMORY: f64 = 3.2e12;
 const CACHE: f64 = 6.4e12;
@@ -37,16 +36,16 @@ const CACHE: f64 = 6.4e12;
 const PIECES: f64 = 8e10;
 /// Clocks that a block takes to get hold of a stage of A, and of a unit of B by how many residues of an axis, one or two, are
 /// columns; where those of two axes are, instructions of few columns wait for what they read as well.
-const STAGE: f64 = 465.0;
-const UNIT: [f64; 2] = [30.0, 100.0];
-const UNIT_OF_FOUR: f64 = 350.0;
-/// What a tile costs beside its products, and what one of its elements does, in seconds: of 16 bits, of 32, and where rows are
-/// written as they lie.
-const TILE: f64 = 1.85e-6;
-const ELEMENT: [f64; 2] = [0.072e-9, 0.058e-9];
-const DENSE: f64 = 0.003e-9;
+const STAGE: f64 = 695.0;
+const UNIT: [f64; 2] = [0.0, 134.0];
+const UNIT_OF_FOUR: f64 = 446.0;
+/// What a tile costs beside its products, and what one of its elements does, in seconds: of 16 bits, of 32, where lines are
+/// written in whole vectors (NCDHW, NDHWC), and where they are not.
+const TILE: f64 = 1.2e-6;
+const VECTORS: [[f64; 2]; 2] = [[0.02e-9, 0.0115e-9], [0.016e-9, 0.051e-9]];
+const ELEMENT: [f64; 2] = [0.16e-9, 0.2e-9];
 /// The share of a round of tiles that is lost at the end, where there are many.
-const LAST_ROUND: f64 = 0.6;
+const LAST_ROUND: f64 = 0.48;
 
 /// A plan of this family.
 pub(super) struct GatherGemm<'a> {
@@ -147,7 +146,9 @@ impl<'a> GatherGemm<'a> {
         if 2 * stage + 3 * unit > room {
             return None;
         }
-        let a_stages = ((room - 3 * unit) / stage).min(4);
+        // Two stages of several units each are enough: what is left lets warpgroups run further ahead of one another.
+        let of_stage = most[1] * most[2];
+        let a_stages = ((room - 3 * unit) / stage).min(if of_stage > 1 { 2 } else { 4 });
         let b_stages = ((room - a_stages * stage) / unit).min(8).min(MOST_STAGES - a_stages);
 
         let batch = geometry.batch();
@@ -181,9 +182,17 @@ impl<'a> GatherGemm<'a> {
         }
 
         // Cost: what each phase's tile takes in clocks, and how blocks share them.
-        let clocks = (n * lines * (bm / 64) * PANELS / 2) as f64 / 2.0 / EFFICIENCY;
-        let together = ncdhw && axes.iter().all(|axis| axis.axis.stride == 1);
-        let element = if together { DENSE } else { ELEMENT[usize::from(request.dtype == DType::F32)] };
+        let clocks = (n * lines * (bm / 64) * PANELS / 2) as f64 / 2.0;
+        let (vector, [.., w_out]) = (16 / request.dtype.size(), geometry.output_shape());
+        let in_vectors = if !ncdhw {
+            cout % vector == 0
+        } else if axes.iter().all(|axis| axis.axis.stride == 1) {
+            geometry.output_voxels() % vector == 0
+        } else {
+            outputs == 2 && w_out == 2 * positions[2] && w_out % vector == 0
+        };
+        let of_type = if in_vectors { VECTORS[usize::from(!ncdhw)] } else { ELEMENT };
+        let element = of_type[usize::from(request.dtype == DType::F32)];
         let tile = CLOCK * (TILE + element * (bm * n * lines) as f64);
         let of_unit = if lines == 2 { UNIT_OF_FOUR } else { UNIT[outputs - 1] };
         let mut of_phases = Vec::new();

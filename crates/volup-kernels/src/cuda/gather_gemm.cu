@@ -135,9 +135,19 @@ struct Tile {
     /// In registers: what waits for barriers would read memory anew.
     Phase phase;
     Position at;
+    /// The taps along depth that reach a voxel from any of its rows, of the phase's: the first, and the one after the last.
+    int first_ad, past_ad;
 
     __device__ __forceinline__ Tile(const Sizes &s, const Divisors &by, const Phase *phases, int tile)
-        : column_block(tile - by.all.divide(tile) * by.all.by), phase(phases[chosen(s, by, by.all.divide(tile), &row0)]), at(s, by, row0) {}
+        : column_block(tile - by.all.divide(tile) * by.all.by), phase(phases[chosen(s, by, by.all.divide(tile), &row0)]), at(s, by, row0) {
+        const Position last(s, by, row0 + BM - 1);
+        const bool one = last.n == at.n;
+        const int nearest = (one ? at.d : 0) + phase.cd, farthest = (one ? last.d : s.pd - 1) + phase.cd;
+        first_ad = 0, past_ad = phase.nd;
+        while (first_ad < past_ad && nearest - first_ad * s.back_d >= s.in_d) first_ad++;
+        while (first_ad < past_ad && farthest - (past_ad - 1) * s.back_d < 0) past_ad--;
+    }
+    __device__ __forceinline__ int units() const { return (past_ad - first_ad) * phase.nh * phase.nw; }
 
     /// The phase, and the first row.
     __device__ __forceinline__ static int chosen(const Sizes &s, const Divisors &by, int rest, int *row0) {
@@ -255,7 +265,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
             const int slice = t.column_block / blocks;
             const int length = BM + (t.phase.nh - 1) * back_h * in_w + (t.phase.nw - 1) * back_w;
 #pragma unroll 1
-            for (int ad = 0; ad < t.phase.nd; ad++) {
+            for (int ad = t.first_ad; ad < t.past_ad; ad++) {
                 // Both operands have fewer pieces of 16 bytes than 2^31.
                 const int from = slice * chunks * PANELS * a_rows + t.from(s, ad);
 #pragma unroll 1
@@ -318,11 +328,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
         const int own_voxel = ((at.n * in_d + id) * in_h + ih) * in_w + iw;
         unsigned own_mask = 0;
 #pragma unroll 1
-        for (int k = 0; k < t.phase.nw; k++) own_mask |= ((unsigned)(iw - k * back_w) < (unsigned)in_w) << k;
-#pragma unroll 1
-        for (int k = 0; k < t.phase.nh; k++) own_mask |= ((unsigned)(ih - k * back_h) < (unsigned)in_h) << (TAPS_OF_AXIS + k);
-#pragma unroll 1
-        for (int k = 0; k < t.phase.nd; k++) own_mask |= ((unsigned)(id - k * back_d) < (unsigned)in_d) << (2 * TAPS_OF_AXIS + k);
+        for (int k = 0; k < max(max(t.phase.nd, t.phase.nh), t.phase.nw); k++) {
+            own_mask |= ((unsigned)(iw - k * back_w) < (unsigned)in_w) << k | ((unsigned)(ih - k * back_h) < (unsigned)in_h) << (TAPS_OF_AXIS + k) |
+                        ((unsigned)(id - k * back_d) < (unsigned)in_d) << (2 * TAPS_OF_AXIS + k);
+        }
         if (row >= rows) own_mask = 0;
         // Those of the rows that it names.
         int voxel[MI];
@@ -345,8 +354,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
         // Of the next unit: the bits of its taps, and the voxel that its rows are counted from.
         constexpr unsigned W = 1, H = 1 << TAPS_OF_AXIS, D = H << TAPS_OF_AXIS;
         const unsigned past_w = W << t.phase.nw, past_h = H << t.phase.nh;
-        unsigned of_w = W, of_h = H, of_d = D;
-        int behind = t.from(s, 0), ad = 0, chunk = 0, left = t.phase.taps() * chunks;
+        unsigned of_w = W, of_h = H, of_d = D << t.first_ad;
+        int ad = t.first_ad, chunk = 0, left = t.units() * chunks;
+        int behind = t.from(s, ad) + ad * back_d * in_h * in_w;
         /// Its rows; which residues along width (1, 2) and height (4, 8) have a tap there.
         const auto load = [&](unsigned (&x)[STEPS][MI][4]) {
             int there_of = 15;
@@ -467,12 +477,34 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
         const bool dense = channels_first && d_stride * h_stride * w_stride == 1 && pd == d_out && ph == h_out && pw == w_out && y_w == 1 &&
                            y_h == w_out && y_d == h_out * w_out &&
                            ((unsigned long long)y | (unsigned long long)(unsigned)y_c * sizeof(Element)) % 16 == 0;
+        // With both residues along width lines of whole vectors, each of rows of one line.
+        constexpr int VECTOR = 16 / sizeof(Element);
+        const bool aligned = (unsigned long long)y % 16 == 0 && (unsigned)(y_n | y_d | y_h) % VECTOR == 0;
+        const bool whole = !channels_first && aligned && y_w % VECTOR == 0 && channels % VECTOR == 0;
+        const bool paired = channels_first && aligned && y_w == 1 && w_out == 2 * pw && w_out % VECTOR == 0 && y_c % VECTOR == 0;
 #pragma unroll
         for (int of = 0; of < RH; of++) {
             const bool here = row < rows && od < d_out && oh + of < h_out;
             const int y_at = (at.n - t.at.n) * y_n + od * y_d + (oh + of) * y_h + ow * y_w;
             const Epilogue epilogue = {y + (long long)t.at.n * y_n, y_at, here ? ow : NOWHERE, column_at, column_rr, staged, activation,
                                        min(channels - channel0, CHANNELS) * RW, w_out, y_w, (slice * channels + channel0) * y_c, y_c};
+            if constexpr (RW == 2) {
+                if (paired && activation <= 2) {
+                    epilogue.pairs<1>(sum[of]);
+                    continue;
+                }
+            } else {
+                if (whole && activation <= 2) {
+                    epilogue.rows(sum[of]);
+                    continue;
+                }
+                if constexpr (sizeof(Element) == 2) {
+                    if (dense && activation <= 2) {
+                        epilogue.dense(sum[of]);
+                        continue;
+                    }
+                }
+            }
 #pragma unroll 1
             for (int piece = 0; piece < BN; piece += PIECE) {
                 epilogue.stage(sum[of], piece);

@@ -149,6 +149,92 @@ struct Epilogue {
         }
     }
 
+    /// The same for 16 bits, from registers: 8 rows by 8 columns change places on their way to shared memory.
+    template <typename T = Element> __device__ __forceinline__ void dense(const float (&sum)[MI][REGISTERS]) const {
+        constexpr int PITCH = 2 * ROWS + 16, LANES = ROWS / 8, COLUMNS_AT_ONCE = 32 / LANES;
+        static_assert(PIECE * PITCH <= 4 * STAGING);
+        const int lane = threadIdx.x % 32, r = lane % LANES * 8;
+        const int at = __shfl_sync(0xffffffffu, row_at, r), here = __shfl_sync(0xffffffffu, row_ow, r) != NOWHERE;
+        Element *to = y + at + channel0 + (long long)(lane / LANES) * y_c;
+        char *const lines = (char *)staged;
+        const unsigned line = shared(lines) + lane % 8 * PITCH + lane / 8 % (2 * MI) * 16;
+#pragma unroll
+        for (int piece = 0; piece < COLUMNS; piece += PIECE) {
+            __syncwarp();
+#pragma unroll
+            for (int j = 0; j < PIECE && piece + j < COLUMNS; j += 8) {
+                unsigned v[2 * MI];
+#pragma unroll
+                for (int i = 0; i < 2 * MI; i++) {
+                    const float *of = &sum[i % MI][FIRST_SUM + (piece + j) / 2 + i / MI * 2];
+                    v[i] = narrow_both(of[0], of[1], T{});
+                }
+                if constexpr (MI == 2)
+                    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(line + j * PITCH), "r"(v[0]),
+                                 "r"(v[1]), "r"(v[2 * MI - 2]), "r"(v[2 * MI - 1])
+                                 : "memory");
+                else
+                    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(line + j * PITCH), "r"(v[0]), "r"(v[1])
+                                 : "memory");
+            }
+            __syncwarp();
+#pragma unroll
+            for (int c = 0; c < PIECE; c += COLUMNS_AT_ONCE) {
+                const int column = c + lane / LANES;
+                store(to, *(const uint4 *)(lines + column * PITCH + 2 * r), here && piece + column < columns);
+                to += (long long)COLUMNS_AT_ONCE * y_c;
+            }
+        }
+    }
+
+    /// NCDHW, two neighbours in line of each row and channel: both residues along width, or both positions of a row. Such rows
+    /// lie one after the other in whole vectors.
+    template <int OUTPUTS> __device__ __forceinline__ void pairs(const float (&sum)[MI][REGISTERS]) const {
+        static_assert(RESIDUES * OUTPUTS == 2);
+        constexpr int BYTES = 2 * sizeof(Element), AT_ONCE = OUTPUTS == 2 ? 8 : 64 / BYTES, VECTORS = ROWS * BYTES / 16, CHANNELS_AT_ONCE = 32 / VECTORS;
+        // No two lanes that write at once meet in a bank.
+        constexpr int PITCH = ROWS * BYTES + 16 * OUTPUTS;
+        static_assert(AT_ONCE * PITCH <= 4 * STAGING);
+        const int lane = threadIdx.x % 32, r = lane % VECTORS * (16 / BYTES);
+        const int at = __shfl_sync(0xffffffffu, row_at, r), here = __shfl_sync(0xffffffffu, row_ow, r) != NOWHERE;
+        Element *to = y + at + channel0 + (long long)(lane / VECTORS) * y_c;
+        char *const lines = (char *)staged, *const line = lines + lane % 4 * (RESIDUES * PITCH) + lane / 4 * BYTES;
+        constexpr int FIRST = TAP_COLUMNS - RESIDUES + TAP_COLUMNS % RESIDUES, SECOND = TAP_COLUMNS - RESIDUES + (1 + TAP_COLUMNS) % RESIDUES;
+#pragma unroll
+        for (int channel = 0; channel < COLUMNS / 2; channel += AT_ONCE) {
+            __syncwarp();
+#pragma unroll
+            for (int c = 0; c < AT_ONCE && channel + c < COLUMNS / 2; c += 4 * RESIDUES)
+#pragma unroll
+                for (int i = 0; i < 2 * MI; i++) {
+                    // Of rows 8*i and further on: of two residues two channels of each, else a channel's two positions.
+                    char *const to_row = line + c * PITCH + 8 * i * BYTES;
+                    if constexpr (RESIDUES == 2) {
+                        const float *first = &sum[i % MI][(FIRST * CHANNELS + channel + c) / 2 + i / MI * 2];
+                        const float *second = &sum[i % MI][(SECOND * CHANNELS + channel + c) / 2 + i / MI * 2];
+                        put(to_row, first[0], second[0], Element{});
+                        put(to_row + PITCH, first[1], second[1], Element{});
+                    } else {
+                        const float *both = &sum[i % MI][channel + c + i / MI * 2];
+                        put(to_row, both[0], both[1], Element{});
+                    }
+                }
+            __syncwarp();
+#pragma unroll
+            for (int c = 0; c < AT_ONCE; c += CHANNELS_AT_ONCE) {
+                const int of = c + lane / VECTORS;
+                store(to, *(const uint4 *)(lines + of * PITCH + r * BYTES), here && 2 * (channel + of) < columns);
+                to += (long long)CHANNELS_AT_ONCE * y_c;
+            }
+        }
+    }
+
+    /// Two neighbours to shared memory.
+    __device__ __forceinline__ static void put(char *to, float v, float w, float) { *(float2 *)to = make_float2(v, w); }
+    template <typename T> __device__ __forceinline__ static void put(char *to, float v, float w, T) {
+        *(unsigned *)to = narrow_both(v, w, T{});
+    }
+
     /// NDHWC: neighbouring lanes write neighbouring columns, four of them each; at once with `vectors`.
     __device__ __forceinline__ void last(int piece, bool vectors) const {
         const int lane = threadIdx.x % 32, quarter = lane % 4 * 4, column = piece + quarter;
@@ -172,6 +258,50 @@ struct Epilogue {
         }
     }
 
+    /// The same without single elements: 64 bytes of a row at a time, 16 of each lane, of whole vectors of channels.
+    template <typename T = Element> __device__ __forceinline__ void rows(const float (&sum)[MI][REGISTERS]) const {
+        constexpr int VECTOR = 16 / sizeof(T), AT_ONCE = 4 * VECTOR;
+        static_assert(64 * ROWS <= 4 * STAGING);
+        const int lane = threadIdx.x % 32;
+        char *const lines = (char *)staged;
+        // Pieces of a row in another order in each pair of rows, so that no two lanes that write at once meet in a bank.
+        const auto turn = [](int row) { return (row & 2 | row >> 2 & 1) * 16; };
+#pragma unroll
+        for (int piece = 0; piece < COLUMNS; piece += AT_ONCE) {
+            __syncwarp();
+#pragma unroll
+            for (int i = 0; i < 2 * MI; i++) {
+                const float *of = &sum[i % MI][FIRST_SUM + piece / 2 + i / MI * 2];
+                if constexpr (sizeof(T) == 2) {
+                    unsigned v[4];
+#pragma unroll
+                    for (int j = 0; j < 4; j++) v[j] = piece + 8 * j < COLUMNS ? narrow_both(of[4 * j], of[4 * j + 1], T{}) : 0;
+                    const int row = lane % 8;
+                    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                                     shared(lines) + (8 * i + row) * 64 + (lane / 8 * 16 ^ turn(row))),
+                                 "r"(v[0]), "r"(v[1]), "r"(v[2]), "r"(v[3])
+                                 : "memory");
+                } else {
+                    const int row = lane / 4;
+#pragma unroll
+                    for (int j = 0; j < 2 && piece + 8 * j < COLUMNS; j++)
+                        put(lines + (8 * i + row) * 64 + ((32 * j + lane % 4 * 8) ^ turn(row)), of[4 * j], of[4 * j + 1], T{});
+                }
+            }
+            __syncwarp();
+            const int column = piece + lane % 4 * VECTOR, in = min(column, COLUMNS - VECTOR);
+            const int rr = column_rr[in];
+            Element *const to = y + column_at[in];
+#pragma unroll
+            for (int i = 0; i < ROWS / 8; i++) {
+                const int row = lane / 4 + 8 * i;
+                const int ow = __shfl_sync(0xffffffffu, row_ow, row), at = __shfl_sync(0xffffffffu, row_at, row);
+                store(to + at, *(const uint4 *)(lines + row * 64 + (lane % 4 * 16 ^ turn(row % 8))),
+                      column < columns && (unsigned)(ow + rr) < (unsigned)w_out);
+            }
+        }
+    }
+
     // Predicated stores: the compiler would branch around each, and compute its address there.
 
     __device__ __forceinline__ static void store(float *to, float v, bool here) {
@@ -181,6 +311,12 @@ struct Epilogue {
         T x;
         narrow(v, &x);
         asm volatile("{.reg .pred p; setp.ne.b32 p, %2, 0; @p st.global.b16 [%0], %1;}" ::"l"(to), "h"(x.bits), "r"((int)here) : "memory");
+    }
+    /// 16 bytes of neighbours at once.
+    __device__ __forceinline__ static void store(Element *to, uint4 v, bool here) {
+        asm volatile("{.reg .pred p; setp.ne.b32 p, %5, 0; @p st.global.v4.b32 [%0], {%1, %2, %3, %4};}" ::"l"(to), "r"(v.x), "r"(v.y),
+                     "r"(v.z), "r"(v.w), "r"((int)here)
+                     : "memory");
     }
     /// Four neighbours at once.
     __device__ __forceinline__ static void store(float *to, const float (&v)[4], bool here) {

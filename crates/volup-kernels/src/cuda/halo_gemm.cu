@@ -493,16 +493,33 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
                                    (slice * channels + column0 / outputs) * y_c, y_c};
         const bool vectors = channels % 4 == 0 && y_w % 4 == 0 && (unsigned long long)y % (4 * sizeof(Element)) == 0;
         // Every row a voxel, in their order; a sample of whole vectors.
-        const bool dense = channels_first && outputs == 1 && d_stride * h_stride == 1 && pd == d_out && ph == h_out && pw == w_out &&
+        const bool dense = channels_first && d_stride * h_stride == 1 && pd == d_out && ph == h_out && pw * outputs == w_out &&
                            y_w == 1 && y_h == w_out && y_d == h_out * w_out && w_shift == 0 && d_shift == 0 && h_shift == 0 &&
                            ((unsigned long long)y | (unsigned long long)(unsigned)y_c * sizeof(Element)) % 16 == 0;
+        constexpr int VECTOR = 16 / sizeof(Element);
+        if constexpr (RESIDUES == 1) {
+            if (!channels_first && activation <= 2 && (unsigned long long)y % 16 == 0 && (channels | y_n | y_d | y_h | y_w) % VECTOR == 0) {
+                epilogue.rows(sum);
+                continue;
+            }
+        }
+        if (dense && outputs == 2 && activation <= 2) {
+            epilogue.pairs<2 / RESIDUES>(sum);
+            continue;
+        }
+        if constexpr (sizeof(Element) == 2) {
+            if (dense && outputs == 1 && activation <= 2) {
+                epilogue.dense(sum);
+                continue;
+            }
+        }
 #pragma unroll 1
         for (int piece = 0; piece < COLUMNS; piece += PIECE) {
             epilogue.stage(sum, piece);
             if (activation > 2) epilogue.bend();
             if (!channels_first)
                 epilogue.last(piece, vectors);
-            else if (dense)
+            else if (dense && outputs == 1)
                 epilogue.dense(piece);
             else if (outputs == 1)
                 epilogue.first<1>(piece);

@@ -436,6 +436,33 @@ fn halo_gemm_of_lattices() {
     });
 }
 
+/// Outputs that lie as rows do, in whole vectors or not quite: samples that meet in a tile, both residues along width and
+/// height, two positions a row, planes that few taps reach.
+const LINES: [&str; 7] = [
+    "n 3, 4x4x4, 24>40, k 3, p 1, bias, relu",
+    "n 2, 6x6x6, 64>72, k 3",
+    "n 2, 4x6x8, 32>20, k 3, s 2, p 1, op 1, bias",
+    "n 2, 3x5x6, 24>70, k 4, s 2, p 1, leaky_relu(-0.5)",
+    "n 1, 2x3x16, 16>33, k 2x3x4, s 1x2x2, p 0x1x1, op 0x1x0, bias",
+    "n 2, 6x6x6, 24>12, k 3, bias",
+    "n 3, 1x2x6, 40>9, k 3x1x3, silu",
+];
+
+#[test]
+fn lines_of_whole_vectors() {
+    for family in [Algorithm::HaloGemm, Algorithm::GatherGemm] {
+        engines(Some(family), |engine| {
+            for (seed, line) in LINES.into_iter().enumerate() {
+                let case = Case::parse("lines", line, "whole vectors").expect("a valid case");
+                for dtype in NARROW {
+                    let deviation = check(engine, &case, dtype, Fill::Normal, seed as u64).expect("a result");
+                    assert!(deviation.is_ok(), "{case}, {dtype}: {deviation}");
+                }
+            }
+        });
+    }
+}
+
 #[test]
 fn gather_gemm() {
     random(Some(Algorithm::GatherGemm), SEEDS);
