@@ -36,7 +36,7 @@ const PARTLY: [f64; 2] = [1.35, 32.0];
 /// Pieces of 16 bytes of the weight that are packed in a second.
 const PIECES: f64 = 8e10;
 /// Clocks that a block takes to get hold of a stage of A, and of a unit of B.
-const STAGE: f64 = 320.0;
+const STAGE: f64 = 520.0;
 /// What a stage of one step of K takes more where each chunk has taps of its own: too few products hide what it waits for.
 const ONE_STEP: f64 = 580.0;
 const UNIT: f64 = 120.0;

@@ -503,6 +503,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
                         epilogue.dense(sum[of]);
                         continue;
                     }
+                } else {
+                    if (dense && activation <= 2 && y_c % 8 == 0) {
+                        epilogue.direct(sum[of]);
+                        continue;
+                    }
                 }
             }
 #pragma unroll 1

@@ -187,6 +187,32 @@ struct Epilogue {
         }
     }
 
+    /// The same for 32 bits: eights of a column's rows are 32 bytes, which go to y from registers.
+    __device__ __forceinline__ void direct(const float (&sum)[MI][REGISTERS]) const {
+        const int lane = threadIdx.x % 32;
+        Element *to[2 * MI];
+        bool here[2 * MI];
+        Element *const first = y + channel0 + (long long)(lane % 4 * 2) * y_c;
+#pragma unroll
+        for (int i = 0; i < 2 * MI; i++) {
+            const int row = 8 * i + lane / 4;
+            to[i] = first + __shfl_sync(0xffffffffu, row_at, row);
+            here[i] = __shfl_sync(0xffffffffu, row_ow, row) != NOWHERE;
+        }
+        const long long next = 8ll * y_c;
+#pragma unroll
+        for (int j = 0; j < COLUMNS; j += 8) {
+            const int column = j + lane % 4 * 2;
+#pragma unroll
+            for (int i = 0; i < 2 * MI; i++) {
+                const float *of = &sum[i % MI][FIRST_SUM + j / 2 + i / MI * 2];
+                store(to[i], of[0], here[i] && column < columns);
+                store(to[i] + y_c, of[1], here[i] && column + 1 < columns);
+                to[i] += next;
+            }
+        }
+    }
+
     /// NCDHW, two neighbours in line of each row and channel: both residues along width, or both positions of a row. Such rows
     /// lie one after the other in whole vectors.
     template <int OUTPUTS> __device__ __forceinline__ void pairs(const float (&sum)[MI][REGISTERS]) const {

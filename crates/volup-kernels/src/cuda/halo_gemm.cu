@@ -512,6 +512,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
                 epilogue.dense(sum);
                 continue;
             }
+        } else {
+            if (dense && outputs == 1 && activation <= 2 && y_c % 8 == 0) {
+                epilogue.direct(sum);
+                continue;
+            }
         }
 #pragma unroll 1
         for (int piece = 0; piece < COLUMNS; piece += PIECE) {

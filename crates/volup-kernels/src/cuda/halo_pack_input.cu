@@ -90,6 +90,44 @@ struct Share {
         return most;
     }
 
+    /// The same of a warp's 32 rows, where a position's channels fill their panels: neighbouring lanes read neighbours of a
+    /// position and write neighbouring rows of a panel, which change places in between.
+    __device__ __forceinline__ unsigned pack_together(long long from, int row, int parity, bool here, unsigned most, uint4 *staged) const {
+        const int thread = threadIdx.x % 32, count = slices * channel_panels;
+        const unsigned of_warp = __ballot_sync(0xffffffffu, here);
+        uint4 *to = out + (long long)parity * channel_panels * a_rows + row;
+        int cp = 0;
+#pragma unroll 1
+        for (int base = 0; base < count; base += 8) {
+            // Eight pieces of each row at a time: a lane reads one of every fourth row.
+            uint4 v[8];
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                const int of_row = 4 * i + thread / 8;
+                const uint4 *const at = (const uint4 *)(x + __shfl_sync(0xffffffffu, from, of_row)) + base + thread % 8;
+                v[i] = of_warp >> of_row & 1 && base + thread % 8 < count ? __ldg(at) : make_uint4(0, 0, 0, 0);
+            }
+            __syncwarp();
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                const int of_row = 4 * i + thread / 8;
+                staged[of_row * 8 + (thread ^ of_row) % 8] = v[i];
+            }
+            __syncwarp();
+#pragma unroll
+            for (int p = 0; p < 8; p++) {
+                if (base + p >= count) break;
+                alignas(16) Element piece[E];
+                *(uint4 *)piece = staged[thread * 8 + (p ^ thread % 8)];
+                most = larger(most, piece);
+                if (row < a_rows) write(piece, to);
+                to += a_rows;
+                if (++cp == channel_panels) cp = 0, to += (long long)(panels - channel_panels) * a_rows;
+            }
+        }
+        return most;
+    }
+
     __device__ __forceinline__ void write(const Element (&v)[E], uint4 *to) const {
         uint4 low;
         *to = operand(v, scale, &low);
@@ -125,6 +163,9 @@ extern "C" __global__ void __launch_bounds__(256, 4) halo_pack_input(
     const bool channels = dense && ((unsigned long long)x | (x_n | x_d | x_h | x_w | slice_in) * sizeof(Element)) % 16 == 0;
     const bool positions = x_w == 1 && width % block == 0 && (unsigned long long)x % (block * sizeof(Element)) == 0;
     const bool whole = slices == 1 && slice_in % E == 0;
+    // Of few pieces half of the lanes would read nothing.
+    const bool together = KIND != 2 && channels && lanes == 1 && slice_in % E == 0 && slices * channel_panels > 4;
+    [[maybe_unused]] __shared__ uint4 staged[KIND == 2 ? 1 : 256 * 8];
     // For the split a position is coarse if all its channels lie below 2^-26 of the largest, but not all at zero.
     [[maybe_unused]] __shared__ unsigned largest_of[KIND == 2 ? 256 : 1];
     unsigned most = 0;
@@ -135,6 +176,10 @@ extern "C" __global__ void __launch_bounds__(256, 4) halo_pack_input(
             most = block == 2 ? share.pack<2, true>(from, row, 0, at, 0) : share.pack<4, true>(from, row, 0, at, 0);
         else
             most = block == 2 ? share.pack<2, false>(from, row, 0, at, 0) : share.pack<4, false>(from, row, 0, at, 0);
+    } else if (together) {
+#pragma unroll 1
+        for (int parity = 0; parity < block; parity++)
+            most = share.pack_together(from + parity * x_w, row, parity, here && iw + parity < width, most, staged + threadIdx.x / 32 * 256);
     } else {
 #pragma unroll 1
         for (int parity = 0; parity < block; parity++) {

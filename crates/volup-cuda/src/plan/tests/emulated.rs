@@ -454,7 +454,10 @@ fn lines_of_whole_vectors() {
         engines(Some(family), |engine| {
             for (seed, line) in LINES.into_iter().enumerate() {
                 let case = Case::parse("lines", line, "whole vectors").expect("a valid case");
-                for dtype in NARROW {
+                for (dtype, format) in NARROW.into_iter().flat_map(|dtype| {
+                    [MemoryFormat::Contiguous, MemoryFormat::ChannelsLast3d].map(|format| (dtype, format))
+                }) {
+                    let case = Case { format, ..case.clone() };
                     let deviation = check(engine, &case, dtype, Fill::Normal, seed as u64).expect("a result");
                     assert!(deviation.is_ok(), "{case}, {dtype}: {deviation}");
                 }
