@@ -36,7 +36,9 @@ BUNDLE = Path(__file__).resolve().parent
 # channels-last, blocks.
 SANITIZED = (
     "k3",
+    "k3-s2-vectors",
     "last-s2",
+    "last-vectors",
     "s-d-mixed",
     "kb1-72-small",
     "kb1-73-small",
