@@ -22,7 +22,7 @@
 // # How
 //
 // Persistent blocks of WGS consumer warpgroups and one producer warp. A tile is BM = 64*MI*WGS rows of one phase by BN*RH columns.
-// For each tap along depth and chunk of channels the producer copies a stage of A, the voxels that the tile's rows reach by
+// For each tap along depth that any row has, and each chunk of channels, the producer copies a stage of A, the voxels that the tile's rows reach by
 // all taps along height and width, and for each of these taps a unit of B. A warp loads the fragments of the next unit's rows
 // while the matrix instructions take those of this one from registers. Sums go to y as `halo_gemm`'s do.
 //
@@ -61,7 +61,6 @@
 #include "launch.cuh"
 #include "mma.cuh"
 #include "register_operand.cuh"
-#include "warp_meet.cuh"
 
 /// Panels of a chunk, and steps of 32 bytes of K.
 constexpr int PANELS = 8, STEPS = PANELS / 2;
@@ -215,7 +214,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
 #pragma unroll 1
         for (int i = 0; i < a_stages; i++) {
             barrier_init(full_a + 8 * i, 1);
-            barrier_init(empty_a + 8 * i, CONSUMERS / 32);
+            barrier_init(empty_a + 8 * i, CONSUMERS);
         }
 #pragma unroll 1
         for (int i = 0; i < b_stages; i++) {
@@ -384,8 +383,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
             behind += back_h * in_w - t.phase.nw * back_w, of_w = W, of_h *= 2;
             if (of_h != past_h) return there_of;
             of_h = H;
-            meet();
-            if (lane == 0) barrier_arrive(empty_a + 8 * at_a);
+            // Each lane for the rows that it has named.
+            barrier_arrive(empty_a + 8 * at_a);
             if (++at_a == a_stages) at_a = 0, phase_a ^= 1;
             behind -= t.phase.nh * back_h * in_w;
             if (++chunk != chunks) return there_of;
