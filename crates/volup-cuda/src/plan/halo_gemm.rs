@@ -36,7 +36,7 @@ const PARTLY: [f64; 2] = [1.35, 32.0];
 /// Pieces of 16 bytes of the weight that are packed in a second.
 const PIECES: f64 = 8e10;
 /// Clocks that a block takes to get hold of a stage of A, and of a unit of B.
-const STAGE: f64 = 520.0;
+const STAGE: f64 = 450.0;
 /// What a stage of one step of K takes more where each chunk has taps of its own: too few products hide what it waits for.
 const ONE_STEP: f64 = 580.0;
 const UNIT: f64 = 120.0;
@@ -45,8 +45,9 @@ const TILE: f64 = 1.6e-6;
 const ELEMENT: f64 = 0.09e-9;
 /// The same where lines are written in whole vectors: of 16 bits, of 32.
 const VECTORS: [f64; 2] = [0.04e-9, 0.07e-9];
-/// How much longer a block is busy for each slice more.
+/// How much longer a block is busy for each slice and for each chunk of channels more.
 const SLICE: f64 = 0.004;
+const CHUNK: f64 = 0.01;
 /// What bringing together the taps along width takes of a product's element, in seconds.
 const FOLDED: f64 = 0.04e-9;
 /// The most pairs of residues along depth and height that the kernels have a table for.
@@ -398,7 +399,7 @@ impl<'a> Halo<'a> {
         let tile = TILE + element * (bm * outputs) as f64 + folded;
         let tile = repeated * tiles as f64 * tile / (device * full * if ctas == 1 { 1.0 } else { 1.3 });
         // Tiles of few channels write short runs of neighbours.
-        let busy = (busy + tile) * (1.0 + SLICE * (slices - 1) as f64);
+        let busy = (busy + tile) * (1.0 + SLICE * (slices - 1) as f64 + CHUNK * (chunks - 1) as f64);
         // The rest of the output is written first, and then what of it is computed once more.
         let fill = if has_gaps(&lattices) { output + LAUNCH } else { 0.0 };
         // Interleaved lines of float32 that start anywhere: each sector is written in two parts.
