@@ -22,9 +22,9 @@
 // # How
 //
 // Persistent blocks of WGS consumer warpgroups and one producer warp. A tile is BM = 64*MI*WGS rows of one phase by BN*RH columns.
-// For each tap along depth that any row has, and each chunk of channels, the producer copies a stage of A, the voxels that the tile's rows reach by
-// all taps along height and width, and for each of these taps a unit of B. A warp loads the fragments of the next unit's rows
-// while the matrix instructions take those of this one from registers. Sums go to y as `halo_gemm`'s do.
+// For each tap along depth that any row has, and each chunk of channels, the producer copies a stage of A, the voxels that the
+// tile's rows reach by all taps along height and width, and for each of these taps a unit of B. A warp loads the fragments of the
+// next unit's rows while the matrix instructions take those of this one from registers. Sums go to y as `halo_gemm`'s do.
 //
 // Shared memory, in order: barriers, at 1 KB divisors, rows of zeros, phases, at 4608 bytes tables of columns for each
 // warpgroup, staging areas for each warp, A's ring (`a_stages`), B's ring (`b_stages`).

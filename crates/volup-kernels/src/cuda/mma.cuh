@@ -32,3 +32,18 @@ __device__ __forceinline__ void multiply_onto(float (&sum)[4], float start, cons
         : "=f"(sum[0]), "=f"(sum[1]), "=f"(sum[2]), "=f"(sum[3])
         : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1), "f"(start));
 }
+
+/// Adds one step's products of two operands to sums: `add(to, part of a, part of b)` multiplies. Those of two parts, of which the
+/// product of both low ones is too small to count, are summed first.
+template <typename Add> __device__ __forceinline__ void add_products(float (&sum)[4], const Add &add) {
+#if KIND == 3
+    float product[4] = {};
+    add(product, 1, 0);
+    add(product, 0, 1);
+    add(product, 0, 0);
+#pragma unroll
+    for (int e = 0; e < 4; e++) sum[e] += product[e];
+#else
+    add(sum, 0, 0);
+#endif
+}

@@ -20,11 +20,12 @@
 //
 // # What it takes
 //
-// Threads: 32*(ROW_WARPS*POS_WARPS + 8), of two parts 32*(ROW_WARPS*POS_WARPS + 4). Grid: any multiple of `row_blocks` along the first axis. Bytes of dynamic shared
-// memory: `16*stages` rounded up to 128, `4*32*(stages*(POS + 4) + w_stages*(ROWS + 4)) + 8*ROWS`; `w_stages`: `chunks` where
-// weights are `kept`, else `stages`. Channels of x are a multiple of 32; positions of a sample, channels of y times taps are
-// multiples of 4. x is dense, y lies as its strides say, 1 along width; x, w and y start at multiples of 16 bytes. `whole`:
-// whether lines of x are a multiple of 2 positions. What is counted in a sample, stages of all items are below 2^31.
+// Threads: 32*(ROW_WARPS*POS_WARPS + 8), of two parts 32*(ROW_WARPS*POS_WARPS + 4). Grid: any multiple of `row_blocks` along
+// the first axis. Bytes of dynamic shared memory: `16*stages` rounded up to 128, `4*32*(stages*(POS + 4) + w_stages*(ROWS +
+// 4)) + 8*ROWS`; `w_stages`: `chunks` where weights are `kept`, else `stages`. Channels of x are a multiple of 32; positions
+// of a sample, channels of y times taps are multiples of 4. x is dense, y lies as its strides say, 1 along width; x, w and y
+// start at multiples of 16 bytes. `whole`: whether lines of x are a multiple of 2 positions. What is counted in a sample,
+// stages of all items are below 2^31.
 //
 // Parameters, i32 but for pointers, `x_n`, `y_n` (i64) and `slope` (f64): `x`, `w`, `bias`, `y`, `out_channels`, `volume`,
 // `plane`, `width` (positions of a sample, a plane, a line), `d_stride`, `h_stride`, `x_n`, `y_n`, `y_c`, `y_d`, `y_h` (strides
@@ -187,16 +188,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) shuffle_ring(
                         const auto add = [&](float(&to)[4], int of_a, int of_b) {
                             multiply(to, make_uint4(a[i][0][of_a], a[i][1][of_a], a[i][2][of_a], a[i][3][of_a]), b[j][0][of_b], b[j][1][of_b]);
                         };
-#if KIND == 3
-                        float product[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-                        add(product, 1, 0);
-                        add(product, 0, 1);
-                        add(product, 0, 0);
-#pragma unroll
-                        for (int e = 0; e < 4; e++) sum[i][j][e] += product[e];
-#else
-                        add(sum[i][j], 0, 0);
-#endif
+                        add_products(sum[i][j], add);
                     }
             }
             if (++slot == stages) slot = 0, parity ^= 1;

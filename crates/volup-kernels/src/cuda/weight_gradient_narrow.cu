@@ -154,16 +154,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) weight_gradient_narr
                     const auto add = [&](float(&to)[4], int of_a, int of_b) {
                         multiply(to, make_uint4(a[of_a][0], a[of_a][1], a[of_a][2], a[of_a][3]), b[of_b][j][0], b[of_b][j][1]);
                     };
-#if KIND == 3
-                    float product[4] = {};
-                    add(product, 1, 0);
-                    add(product, 0, 1);
-                    add(product, 0, 0);
-#pragma unroll
-                    for (int e = 0; e < 4; e++) sum[i][j][e] += product[e];
-#else
-                    add(sum[i][j], 0, 0);
-#endif
+                    add_products(sum[i][j], add);
                 }
             }
         }
