@@ -110,7 +110,7 @@ const ROWS: &[(&str, &str, &str)] = &[
     ("one-voxel-k3", "1x1x1, 2>3, k 3", "the output is the kernel itself, not flipped"),
     ("pointwise", "n 2, 4x5x6, 8>16, k 1, bias", "a plain matrix product: no tap but one"),
     ("k3", "n 2, 4x5x6, 4>6, k 3", "the dense stride-1 case"),
-    ("k3-s2-vectors", "n 2, 3x4x8, 24>40, k 3, s 2, p 1, op 1, bias, relu", "both residues of a line fill whole vectors"),
+    ("k3-s2-vectors", "n 2, 2x3x8, 16>24, k 3, s 2, p 1, op 1, bias, relu", "both residues of a line fill whole vectors"),
     ("bias", "n 2, 3x4x5, 4>6, k 3, bias", "the bias alone on top of k3"),
     ("k2", "3x4x5, 4>6, k 2", "an even kernel has no middle tap"),
     ("k-asymmetric", "4x3x5, 4>6, k 1x2x5", "axes must not be swapped"),
@@ -173,7 +173,7 @@ const ROWS: &[(&str, &str, &str)] = &[
     ("last-s2", "n 2, 3x4x5, 8>6, k 3, s 2, p 1, op 1, bias, channels_last_3d", "phases interleave whole channel vectors"),
     ("last-k-s", "n 2, 3x4x5, 16>8, k 2, s 2, bias, channels_last_3d", "a GEMM whose rows are written apart"),
     ("last-groups", "n 2, 3x4x5, 6>9, k 3, g 3, channels_last_3d", "a group is a slice of each channel vector"),
-    ("last-vectors", "n 2, 4x5x6, 48>24, k 3, p 1, bias, channels_last_3d", "channels are whole vectors on both sides"),
+    ("last-vectors", "n 2, 3x4x5, 40>16, k 3, p 1, bias, channels_last_3d", "channels are whole vectors on both sides"),
     ("last-block", "n 2, 3x4x5, 5>6, k 3, s 2, bias, relu, gn 2, silu, channels_last_3d", "a group's values are strided"),
     ("last-cin-1", "3x4x5, 1>5, k 3, channels_last_3d", "both formats are the same memory on the way in, not on the way out"),
     // Parameters in pairs.
