@@ -66,7 +66,7 @@ pub(crate) struct World<'a> {
     shared: &'a mut [u8],
     /// Of each byte of shared memory the thread that wrote it as threads do, and when; 0 if none did.
     stamps: &'a mut [(u32, u64)],
-    /// When each thread last let copies and matrix instructions see what it wrote.
+    /// When each thread last let copies and matrix instructions see what it wrote, or had seen.
     fences: Vec<u64>,
     clock: u64,
     phases: HashMap<u32, Phases>,
@@ -200,10 +200,13 @@ impl World<'_> {
         Ok(&self.shared[at..at + bytes])
     }
 
-    /// The same for what does not see a thread's writes before the thread says so.
-    pub fn shared_async(&self, address: u32, bytes: usize, align: usize) -> Result<&[u8]> {
+    /// The same for what sees a thread's writes only after a fence: by that thread, or by the `reader` that has waited
+    /// for it.
+    pub fn shared_async(&self, address: u32, bytes: usize, align: usize, reader: u32) -> Result<&[u8]> {
         let at = self.place(address, bytes, align)?;
-        let unseen = |&(thread, time): &(u32, u64)| time > 0 && time >= self.fences[thread as usize];
+        let fenced = |time: u64, thread: u32| time < self.fences[thread as usize];
+        let unseen =
+            |&(thread, time): &(u32, u64)| time > 0 && !fenced(time, thread) && !fenced(time, reader);
         if let Some(byte) = self.stamps[at..at + bytes].iter().position(unseen) {
             let thread = self.stamps[at + byte].0;
             return Err(Fault::new(format!(
@@ -223,7 +226,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// From now on copies and matrix instructions see what a thread wrote.
+    /// From now on copies and matrix instructions see what a thread wrote, and its own what it has seen.
     pub fn fence(&mut self, thread: u32) {
         self.clock += 1;
         self.fences[thread as usize] = self.clock;

@@ -6,6 +6,7 @@ use crate::matrix;
 use crate::number;
 use crate::warp::{BulkStore, Group, Lanes, Reads, Step, Warp, lanes};
 use crate::{Fault, LANES, Result};
+use std::ops::Range;
 
 impl Warp {
     /// Instructions of lanes that have to be together, and those that say what happens beside them.
@@ -154,7 +155,7 @@ impl Warp {
                         return Err(Fault::new(format!("a copy of {bytes} bytes to {:#x}", to[lane])));
                     }
                     let from = from[lane] as u32;
-                    world.shared_async(from, bytes, 16)?;
+                    world.shared_async(from, bytes, 16, self.thread(lane))?;
                     self.stores[lane].open.push(BulkStore { to: to[lane], from, bytes });
                 }
             }
@@ -198,11 +199,12 @@ impl Warp {
                 let a = if a_registers.is_empty() { Some(self.get(*a, world)[first]) } else { None };
                 let columns = to.len() * 2;
                 let (mut reads, line) = (Vec::new(), instruction.line);
+                let (reader, own_rows) = self.of_group();
                 let rows = match a {
                     None => matrix::rows_of_registers(*of, &self.all_of(a_registers)),
-                    Some(a) => operand(*of, a, self.index as usize % 4 * 16, 16, false, world, &mut reads)?,
+                    Some(a) => operand(*of, a, own_rows.clone(), false, reader, world, &mut reads)?,
                 };
-                let b_columns = operand(*of, b, 0, columns, *transposed, world, &mut reads)?;
+                let b_columns = operand(*of, b, 0..columns, *transposed, reader, world, &mut reads)?;
                 let mut sums = self.all_of(to);
                 matrix::multiply_add(*of, &rows, &b_columns, &mut sums, keep);
                 for (&to, sums) in to.iter().zip(&sums) {
@@ -213,13 +215,14 @@ impl Warp {
             }
             Op::GroupCommit => self.products.close(),
             Op::GroupWait(last) => {
+                let (reader, own_rows) = self.of_group();
                 for Reads { a, b, columns, transposed, seen, line } in self.products.all_but(*last) {
                     let mut reads = Vec::new();
                     if let Some(a) = a {
-                        operand(Type::TF32, a, self.index as usize % 4 * 16, 16, false, world, &mut reads)?;
+                        operand(Type::TF32, a, own_rows.clone(), false, reader, world, &mut reads)?;
                     }
                     let of = if transposed { Type::F16 } else { Type::TF32 };
-                    operand(of, b, 0, columns, transposed, world, &mut reads)?;
+                    operand(of, b, 0..columns, transposed, reader, world, &mut reads)?;
                     if hash(&reads) != seen {
                         let what =
                             "shared memory changed while the matrix instruction read it that is at line";
@@ -230,6 +233,12 @@ impl Warp {
             other => return Err(Fault::new(format!("{other:?} is not known"))),
         }
         Ok(Step::Next)
+    }
+
+    /// A thread of this warp, and the rows of A that are its own in its warpgroup's instructions.
+    fn of_group(&self) -> (u32, Range<usize>) {
+        let first = self.index as usize % 4 * 16;
+        (self.thread(0), first..first + 16)
     }
 
     /// Lanes of a mask whose predicate is set, and is not.
@@ -327,13 +336,13 @@ impl Warp {
     }
 }
 
-/// Rows of A or columns of B, 32 bytes of K each, that a descriptor tells of, without swizzle.
+/// Rows of A or columns of B, 32 bytes of K each, that a descriptor tells of, without swizzle; for a reading thread.
 fn operand(
     of: Type,
     descriptor: u64,
-    first: usize,
-    count: usize,
+    rows: Range<usize>,
     transposed: bool,
+    reader: u32,
     world: &World<'_>,
     reads: &mut Vec<u8>,
 ) -> Result<Vec<[f64; 16]>> {
@@ -342,12 +351,12 @@ fn operand(
     if descriptor >> 49 != 0 {
         return Err(Fault::new("a descriptor with a swizzle"));
     }
-    let mut found = vec![[0.0; 16]; count];
-    for eight in 0..count / 8 {
+    let mut found = vec![[0.0; 16]; rows.len()];
+    for eight in 0..rows.len() / 8 {
         for half in 0..2 {
             // Eight rows of 16 bytes.
-            let at = start + (first / 8 + eight) as u32 * along_rows + half as u32 * along_k;
-            let bytes = world.shared_async(at, 128, 16)?;
+            let at = start + (rows.start / 8 + eight) as u32 * along_rows + half as u32 * along_k;
+            let bytes = world.shared_async(at, 128, 16, reader)?;
             reads.extend_from_slice(bytes);
             for (row, bytes) in bytes.chunks_exact(16).enumerate() {
                 if transposed {

@@ -156,6 +156,11 @@ fn bulk_copies_need_barriers_and_fences() {
         let got = run(&body(wait, fence, read), 1, 32, &given, seed).unwrap();
         assert_eq!(got, given.iter().map(|word| word.wrapping_add(1)).collect::<Vec<_>>());
     }
+    // The thread that copies may fence in the place of those that wrote, once they have met.
+    let late =
+        |fence: &str| body(wait, "", read).replace("@%p1 bra ended;", &format!("@%p1 bra ended;\n{fence}"));
+    run(&late(fence), 1, 32, &given, 1).unwrap();
+    refused(&late(""), 32, "without a fence");
     let without_wait = (0..10).map(|seed| run(&body("", fence, read), 1, 32, &given, seed).unwrap());
     assert!(without_wait.into_iter().any(|got| got[0] != given[0].wrapping_add(1)));
     refused(&body(wait, "", read), 32, "without a fence");
