@@ -498,7 +498,7 @@ impl<'a> Parser<'a> {
             "wgmma" => Op::AlignedNothing,
             "setmaxnreg" => Op::AlignedNothing,
             "fence" if has("proxy") => Op::ProxyFence,
-            "fence" | "griddepcontrol" | "membar" => Op::Nothing,
+            "fence" | "griddepcontrol" | "membar" | "nanosleep" | "prefetch" => Op::Nothing,
             _ => return self.fail(format!("unknown instruction {name}")),
         })
     }

@@ -48,6 +48,7 @@ const ELEMENT: [f64; 2] = [0.16e-9, 0.2e-9];
 const LAST_ROUND: f64 = 0.48;
 
 /// A plan of this family.
+#[derive(Clone)]
 pub(super) struct GatherGemm<'a> {
     operand: Operand,
     kernel: &'a Variant,
@@ -64,6 +65,8 @@ pub(super) struct GatherGemm<'a> {
     /// Blocks that are launched, and whether tiles of phases with most taps come first.
     launched: usize,
     by_work: bool,
+    /// Whether the input is packed beside the products.
+    along: bool,
     /// The time that this is expected to take.
     pub(super) seconds: f64,
 }
@@ -74,7 +77,8 @@ impl fmt::Display for GatherGemm<'_> {
         let (rows, residues) = (tile_rows(self.kernel), lines * outputs);
         write!(f, "gather_gemm {} {rows}x{}/{residues}, ", self.operand.name(), columns * lines)?;
         write!(f, "{} chunks, {} stages, {} units", self.chunks, self.a_stages, self.b_stages)?;
-        f.write_str(if self.by_work { ", by work" } else { "" })
+        f.write_str(if self.by_work { ", by work" } else { "" })?;
+        f.write_str(if self.along { ", packs along" } else { "" })
     }
 }
 
@@ -90,10 +94,11 @@ impl<'a> GatherGemm<'a> {
         let types = operand.types(context);
         let is_it = |kernel: &&Variant| kernel.param("KIND") == Some(operand.kind());
         let kernels = context.kernels("gather_gemm", &types).filter(is_it);
-        kernels.filter_map(|kernel| GatherGemm::new(context, operand, kernel)).collect()
+        kernels.filter_map(|kernel| GatherGemm::new(context, operand, kernel)).flatten().collect()
     }
 
-    fn new(context: Context<'a>, operand: Operand, kernel: &'a Variant) -> Option<GatherGemm<'a>> {
+    /// Plans that differ in where the input is packed.
+    fn new(context: Context<'a>, operand: Operand, kernel: &'a Variant) -> Option<Vec<GatherGemm<'a>>> {
         let request = context.request;
         let (geometry, conv) = (&request.geometry, request.geometry.conv());
         let (bm, n) = (tile_rows(kernel), size(kernel, "BN"));
@@ -227,12 +232,13 @@ impl<'a> GatherGemm<'a> {
         let traffic = (units * unit as f64 + (stages * stage) as f64) * (row_tiles * all) as f64 / CACHE;
         let output = (batch * sample * request.dtype.size()) as f64 / MEMORY;
         let busy = (busy / CLOCK).max(traffic);
-        let passed = ((input + packed) as f64 / MEMORY).max(items as f64 / PIECES);
+        let pack = (input + packed) as f64 / MEMORY;
         // Residues along width that are written apart: the cache brings sectors together.
         let apart = ncdhw && axes[2].axis.stride > outputs;
         let (output, seen) = if apart { (2.0 * output, 0.6) } else { (output, 0.2) };
-        let seconds = busy.max(output) + seen * busy.min(output) + START + passed + LAUNCHES;
-        Some(GatherGemm {
+        let product = busy.max(output) + seen * busy.min(output);
+        let passed = pack.max(items as f64 / PIECES);
+        let apart = GatherGemm {
             operand,
             kernel,
             axes,
@@ -245,8 +251,18 @@ impl<'a> GatherGemm<'a> {
             shared: fixed + a_stages * stage + b_stages * unit,
             launched,
             by_work,
-            seconds,
-        })
+            along: false,
+            seconds: product + START + passed + LAUNCHES,
+        };
+        let panels = input_panels(context, operand, chunks, a_rows);
+        let beside = panels.beside(context, product, pack).max(items as f64 / PIECES);
+        // Tiles by their work are not in the order of rows.
+        let along = (!by_work && panels.may_go_along(context, kernel)).then(|| GatherGemm {
+            along: true,
+            seconds: apart.seconds + beside - passed,
+            ..apart.clone()
+        });
+        Some([Some(apart), along].into_iter().flatten().collect())
     }
 
     /// What is launched.
@@ -257,10 +273,9 @@ impl<'a> GatherGemm<'a> {
         steps: &mut Vec<Step>,
     ) -> Result<()> {
         let request = context.request;
-        let [batch, channels, voxels @ ..] = request.geometry.input_shape();
         let groups = request.geometry.conv().groups();
-        let channel_panels = (channels / groups).div_ceil(16 / self.operand.bytes());
-        let control = pack::control(workspace, steps);
+        let input = input_panels(context, self.operand, self.chunks, self.a_rows(context));
+        let control = pack::control(workspace, if self.along { input.words() } else { 0 }, steps);
         // Each tap along width is a step of its own: as if the stride were 1, from the first on.
         let panels = WeightPanels {
             operand: self.operand,
@@ -269,7 +284,7 @@ impl<'a> GatherGemm<'a> {
             columns: size(self.kernel, "BN") / size(self.kernel, "RW"),
             chunks: self.chunks,
             chunk_panels: PANELS,
-            channel_panels,
+            channel_panels: input.channel_panels,
             block: 1,
             outputs: 1,
             width: [0, 1, 1],
@@ -280,29 +295,25 @@ impl<'a> GatherGemm<'a> {
         };
         let weight = workspace.take(panels.bytes(context));
         steps.push(panels.pack(context, weight, control)?);
-        let panels = InputPanels {
-            operand: self.operand,
-            rows: self.a_rows(context),
-            lead: 0,
-            pitches: voxels,
-            block: 1,
-            count: batch,
-            slices: groups,
-            panels: self.chunks * PANELS,
-            channel_panels,
-        };
-        let input = workspace.take(panels.rows * groups * panels.panels * 16);
-        steps.push(panels.pack(context, 0, input, control, true)?);
-        steps.push(self.multiply(context, input, weight)?);
+        let at = workspace.take(input.rows * groups * input.panels * 16);
+        if !self.along {
+            steps.push(input.pack(context, 0, at, control, true)?);
+        }
+        steps.push(self.multiply(context, [at, weight, control], &input)?);
         // Where the input or the weight holds what the fast path cannot compute with, the definition.
         steps.push(direct::step(context, Some(control))?);
         Ok(())
     }
 
-    fn multiply(&self, context: Context<'_>, input: u64, weight: u64) -> Result<Step> {
+    fn multiply(
+        &self,
+        context: Context<'_>,
+        [at, weight, control]: [u64; 3],
+        input: &InputPanels,
+    ) -> Result<Step> {
         let request = context.request;
         let conv = request.geometry.conv();
-        let mut arguments = [input, weight].map(|at| Argument::Pointer(Buffer::Workspace, at)).to_vec();
+        let mut arguments = [at, weight].map(|at| Argument::Pointer(Buffer::Workspace, at)).to_vec();
         arguments.extend([Buffer::Bias, Buffer::Output].map(|buffer| Argument::Pointer(buffer, 0)));
         let rows = request.geometry.batch() * self.positions.iter().product::<usize>();
         let all = self.a_rows(context);
@@ -322,6 +333,13 @@ impl<'a> GatherGemm<'a> {
         arguments.extend([first, i32::from(conv.has_bias()), code].map(Argument::from));
         arguments.push(Argument::F64(slope));
         push(&mut arguments, [self.a_stages, self.stage_rows, self.b_stages, usize::from(self.by_work)])?;
+        arguments
+            .extend([Argument::Pointer(Buffer::Input, 0), Argument::Pointer(Buffer::Workspace, control)]);
+        push(&mut arguments, [input.count])?;
+        push(&mut arguments, input.voxels)?;
+        push(&mut arguments, [input.panels])?;
+        let turn = self.launched * tile_rows(self.kernel);
+        input.along(context, self.along.then_some(turn), &mut arguments)?;
         let (variant, shared) = (*self.kernel, self.shared as u32);
         Ok(Step::Launch { variant, grid: grid(self.launched)?, shared, arguments, overlap: true })
     }
@@ -330,6 +348,28 @@ impl<'a> GatherGemm<'a> {
     fn a_rows(&self, context: Context<'_>) -> usize {
         let [batch, _, depth, height, width] = context.request.geometry.input_shape();
         batch * depth * height * width + self.stage_rows
+    }
+}
+
+/// How the input is packed, with so many rows a panel: what has no gaps as a single line of a sample's voxels.
+fn input_panels(context: Context<'_>, operand: Operand, chunks: usize, rows: usize) -> InputPanels {
+    let request = context.request;
+    let shape @ [count, channels, voxels @ ..] = request.geometry.input_shape();
+    let groups = request.geometry.conv().groups();
+    let [x_n, x_c, .., x_w] = strides(shape, request.input_format);
+    let line = [1, 1, voxels.iter().product()];
+    InputPanels {
+        operand,
+        rows,
+        lead: 0,
+        pitches: line,
+        voxels: line,
+        strides: [x_n, x_c, 0, 0, x_w],
+        block: 1,
+        count,
+        slices: groups,
+        panels: chunks * PANELS,
+        channel_panels: (channels / groups).div_ceil(16 / operand.bytes()),
     }
 }
 

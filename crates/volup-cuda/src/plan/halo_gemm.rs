@@ -5,9 +5,9 @@ mod steps;
 
 use super::classes::Short;
 use super::pack::Operand;
-use super::panels::{MOST_STAGES, packs, table_bytes, tile_rows};
+use super::panels::{InputPanels, MOST_STAGES, packs, table_bytes, tile_rows};
 use super::phases::{Lattice, PhaseAxis};
-use super::{Context, RESERVED, SHARED, size};
+use super::{Context, RESERVED, SHARED, size, strides};
 use crate::Variant;
 use std::fmt;
 use volup::{DType, MemoryFormat};
@@ -74,6 +74,7 @@ fn in_vectors(context: Context<'_>, block: usize) -> bool {
 }
 
 /// A plan of this family.
+#[derive(Clone)]
 pub(super) struct Halo<'a> {
     operand: Operand,
     kernel: &'a Variant,
@@ -113,6 +114,8 @@ pub(super) struct Halo<'a> {
     short: Option<Short>,
     /// Where each tap along width has columns of its own.
     fold: Option<Fold>,
+    /// Whether the input is packed beside the products.
+    along: bool,
     /// The time that this is expected to take.
     pub(super) seconds: f64,
 }
@@ -127,7 +130,8 @@ impl fmt::Display for Halo<'_> {
         write!(f, "{} units of {}, ", if self.resident { "resident" } else { "passing" }, self.unit_steps)?;
         write!(f, "batches of {}", self.batch)?;
         f.write_str(if self.short.is_some() { ", taps that are there" } else { "" })?;
-        f.write_str(if self.fold.is_some() { ", taps as columns" } else { "" })
+        f.write_str(if self.fold.is_some() { ", taps as columns" } else { "" })?;
+        f.write_str(if self.along { ", packs along" } else { "" })
     }
 }
 
@@ -201,7 +205,7 @@ impl<'a> Halo<'a> {
                     let [whole_h, whole_w, resident] = [1, 2, 4].map(|bit| at & bit > 0);
                     let choice = Choice { slices: groups / merged, block, whole_h, whole_w, resident };
                     for &kernel in &kernels {
-                        all.extend(Halo::with(context, operand, kernel, choice));
+                        all.extend(Halo::with(context, operand, kernel, choice).unwrap_or_default());
                     }
                 }
             }
@@ -209,7 +213,13 @@ impl<'a> Halo<'a> {
         Some(all)
     }
 
-    fn with(context: Context<'a>, operand: Operand, kernel: &'a Variant, choice: Choice) -> Option<Halo<'a>> {
+    /// Plans that differ in where the input is packed.
+    fn with(
+        context: Context<'a>,
+        operand: Operand,
+        kernel: &'a Variant,
+        choice: Choice,
+    ) -> Option<Vec<Halo<'a>>> {
         let Choice { slices, block, whole_h, whole_w, resident } = choice;
         let geometry = &context.request.geometry;
         let conv = geometry.conv();
@@ -416,8 +426,8 @@ impl<'a> Halo<'a> {
         // The first two packs overlap.
         let launches = if packed { 2 } else { parts_of_batch * 2 + if parts == 2 { 4 } else { 2 } };
         let launches = launches as f64 * LAUNCH;
-        let seconds = busy.max(output) + 0.2 * busy.min(output) + passed + launches + fill;
-        Some(Halo {
+        let product = busy.max(output) + 0.2 * busy.min(output);
+        let apart = Halo {
             operand,
             kernel,
             lattices,
@@ -446,8 +456,35 @@ impl<'a> Halo<'a> {
             shared,
             short,
             fold,
-            seconds,
-        })
+            along: false,
+            seconds: product + passed + launches + fill,
+        };
+        let input = apart.input(context, batch);
+        let beside = input.beside(context, product, passed);
+        let along = (batch == geometry.batch() && input.may_go_along(context, kernel)).then(|| Halo {
+            along: true,
+            seconds: apart.seconds + beside - passed,
+            ..apart.clone()
+        });
+        Some([Some(apart), along].into_iter().flatten().collect())
+    }
+
+    /// How so many samples are packed.
+    fn input(&self, context: Context<'_>, count: usize) -> InputPanels {
+        let shape @ [_, _, voxels @ ..] = context.request.geometry.input_shape();
+        InputPanels {
+            operand: self.operand,
+            rows: self.packed_rows(count),
+            lead: self.lead,
+            pitches: [self.axes[0].pitch, self.axes[1].pitch, self.pw],
+            voxels,
+            strides: strides(shape, context.request.input_format),
+            block: self.block,
+            count,
+            slices: self.slices,
+            panels: self.panels(),
+            channel_panels: self.channel_panels,
+        }
     }
 
     /// Rows of so many samples, gaps included.

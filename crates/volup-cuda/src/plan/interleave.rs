@@ -190,7 +190,7 @@ impl<'a> Interleave<'a> {
         steps: &mut Vec<Step>,
     ) -> Result<()> {
         let split = self.operand == Operand::Split;
-        let control = pack::control(workspace, steps);
+        let control = pack::control(workspace, 0, steps);
         if split {
             pack::largest(context, control, steps)?;
         }

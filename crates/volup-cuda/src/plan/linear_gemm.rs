@@ -252,7 +252,7 @@ impl<'a> Linear<'a> {
     ) -> Result<()> {
         let request = context.request;
         let [_, n, k] = self.tile;
-        let control = pack::control(workspace, steps);
+        let control = pack::control(workspace, 0, steps);
         let row = self.chunks * k;
         let layout = WeightLayout {
             slices: self.slices,

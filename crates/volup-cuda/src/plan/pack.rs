@@ -84,10 +84,11 @@ impl Operand {
     }
 }
 
-/// Takes and clears the control words; returns where they lie.
-pub(super) fn control(workspace: &mut Workspace, steps: &mut Vec<Step>) -> u64 {
-    let at = workspace.take(CONTROL_WORDS * 4);
-    steps.push(Step::Clear { at, words: CONTROL_WORDS });
+/// Takes and clears the control words, and so many after them; returns where they lie.
+pub(super) fn control(workspace: &mut Workspace, more: usize, steps: &mut Vec<Step>) -> u64 {
+    let words = CONTROL_WORDS + more;
+    let at = workspace.take(words * 4);
+    steps.push(Step::Clear { at, words });
     at
 }
 

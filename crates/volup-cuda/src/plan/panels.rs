@@ -2,7 +2,7 @@
 //! common. The kernels' files say what the numbers mean.
 
 use super::pack::Operand;
-use super::{Argument, Buffer, Context, RESERVED, SHARED, Step, push, size, strides};
+use super::{Argument, Buffer, Context, RESERVED, SHARED, Step, push, size};
 use crate::Variant;
 use volup::{MemoryFormat, Result};
 
@@ -16,6 +16,18 @@ const PACK_BLOCKS: usize = 2;
 const PACK_PIECES: [usize; 2] = [256, 2304];
 /// Channels of a block where a kernel has more pieces: what they write together is whole sectors.
 const PACK_CHANNELS: usize = 4;
+
+/// Units of a line of rows that `pack_ahead.cuh` takes at a time, which have a flag.
+const UNITS: usize = 32;
+/// The part of the second-level cache that what is packed ahead of the products may take, unless tiles in turn need more: so many
+/// turns of all blocks.
+const AHEAD: usize = 3;
+/// What packing beside products takes of the time that it takes by itself, of one part and of two: both take the GPU's power.
+const BESIDE: [f64; 2] = [0.6, 0.8];
+/// Bytes a second of the input that may be packed so, by the size of an element: 2, 4.
+const PACKED: [f64; 2] = [0.5e12, 1e12];
+/// What waiting for the first rows takes, in seconds.
+const FIRST: f64 = 4e-6;
 
 /// The most blocks along the second and third axis of a grid.
 const MOST_BLOCKS: usize = 65_535;
@@ -149,6 +161,9 @@ pub(super) struct InputPanels {
     pub(super) lead: usize,
     /// Rows from a plane, line and position to the next, and positions of a row.
     pub(super) pitches: [usize; 3],
+    /// Voxels along each axis, and the strides of a sample, a channel and each axis.
+    pub(super) voxels: [usize; 3],
+    pub(super) strides: [usize; 5],
     pub(super) block: usize,
     /// Samples.
     pub(super) count: usize,
@@ -159,6 +174,61 @@ pub(super) struct InputPanels {
 }
 
 impl InputPanels {
+    /// Whether a product by that kernel may pack it beside its work: whole panels of one slice, below 32-bit counts.
+    pub(super) fn may_go_along(&self, context: Context<'_>, kernel: &Variant) -> bool {
+        let [batch, channels, voxels @ ..] = context.request.geometry.input_shape();
+        let elements = batch * channels * voxels.iter().product::<usize>();
+        let pieces = self.rows * self.panels * self.operand.parts();
+        size(kernel, "CTAS") == 1
+            && kernel.param("SHORT").is_none()
+            && self.operand != Operand::Parts
+            && !context.packed
+            && self.count == batch
+            && self.slices == 1
+            && self.channel_panels * 16 == channels * self.operand.bytes()
+            && self.panels == self.block * self.channel_panels
+            && elements.max(pieces) <= i32::MAX as usize
+    }
+
+    /// The seconds that it is expected to take beside products that take so long, where it takes so long by itself.
+    pub(super) fn beside(&self, context: Context<'_>, products: f64, alone: f64) -> f64 {
+        let request = context.request;
+        let bytes = request.geometry.input_shape().iter().product::<usize>() * request.dtype.size();
+        let least = bytes as f64 / PACKED[usize::from(request.dtype.size() == 4)];
+        FIRST + (BESIDE[self.operand.parts() - 1] * alone).max(least - products)
+    }
+
+    /// Units of a line, lines before the first, and pieces, as `pack_ahead.cuh` has them.
+    fn pieces(&self) -> [usize; 3] {
+        let voxels = if self.operand == Operand::Split { 2 } else { 4 };
+        let [.., pitch] = self.pitches;
+        let (units, before) = ((pitch * self.block).div_ceil(voxels), self.lead.div_ceil(pitch));
+        let lines = before + self.rows.saturating_sub(self.lead).div_ceil(pitch);
+        [units, before, (lines * units).div_ceil(UNITS)]
+    }
+
+    /// Words after the control words that packing it beside products takes.
+    pub(super) fn words(&self) -> usize {
+        let [.., pieces] = self.pieces();
+        1 + pieces
+    }
+
+    /// What a product is given so that it packs the input beside its work, if it does: strides, units, lines before the
+    /// first where there may be any, pieces, and how many of them it may be ahead. Blocks work on so many rows at once.
+    pub(super) fn along(
+        &self,
+        context: Context<'_>,
+        rows: Option<usize>,
+        arguments: &mut Vec<Argument>,
+    ) -> Result<()> {
+        let row_bytes = self.slices * self.panels * self.operand.parts() * 16;
+        let cached = context.device.l2_bytes / AHEAD / row_bytes;
+        let [units, before, pieces] = self.pieces();
+        let ahead = |rows: usize| (cached.max(AHEAD * rows) * pieces).div_ceil(self.rows);
+        push(arguments, self.strides)?;
+        push(arguments, [units, before, pieces, rows.map_or(0, ahead)])
+    }
+
     /// The launch that writes it, of samples from so many bytes into the input on, to an address of the workspace. It may go along
     /// with the weight's.
     pub(super) fn pack(
@@ -170,14 +240,15 @@ impl InputPanels {
         overlap: bool,
     ) -> Result<Step> {
         let request = context.request;
-        let [_, channels, depth, height, width] = request.geometry.input_shape();
+        let channels = request.geometry.conv().in_channels();
         let mut arguments = vec![Argument::Pointer(Buffer::Input, from)];
         arguments.extend([to, control].map(|at| Argument::Pointer(Buffer::Workspace, at)));
         push(&mut arguments, [self.rows, self.lead])?;
         push(&mut arguments, self.pitches)?;
-        push(&mut arguments, [self.block, self.count, depth, height, width])?;
+        push(&mut arguments, [self.block, self.count])?;
+        push(&mut arguments, self.voxels)?;
         push(&mut arguments, [self.slices, channels / self.slices, self.panels, self.channel_panels])?;
-        push(&mut arguments, strides(request.geometry.input_shape(), request.input_format))?;
+        push(&mut arguments, self.strides)?;
         // One thread for each row, so that finding it is paid for once, unless there are few rows.
         let most = 1 << (self.slices * self.channel_panels).min(8).ilog2();
         let busy = context.device.multiprocessors * 4096;

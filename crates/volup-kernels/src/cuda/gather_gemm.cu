@@ -60,6 +60,7 @@
 #include "halo_epilogue.cuh"
 #include "launch.cuh"
 #include "mma.cuh"
+#include "pack_ahead.cuh"
 #include "register_operand.cuh"
 
 /// Panels of a chunk, and steps of 32 bytes of K.
@@ -70,7 +71,7 @@ constexpr int FIXED = 4608;
 
 /// What the numbers of all tiles are divided by.
 struct Divisors {
-    Divisor all, phases, of_phase, turn, width, height, depth;
+    Divisor all, phases, of_phase, turn, width, height, depth, x_line, x_plane, x_sample, units;
 };
 constexpr int DIVISORS = sizeof(Divisors) / sizeof(Divisor);
 
@@ -128,11 +129,11 @@ struct Position {
     }
 };
 
-/// A tile: rows of one phase by a block of columns.
-struct Tile {
+/// A tile: rows of one phase by a block of columns. Consumers hold the phase in registers: what waits for barriers would read
+/// memory anew.
+template <typename Of> struct Tile {
     int row0, column_block;
-    /// In registers: what waits for barriers would read memory anew.
-    Phase phase;
+    Of phase;
     Position at;
     /// The taps along depth that reach a voxel from any of its rows, of the phase's: the first, and the one after the last.
     int first_ad, past_ad;
@@ -192,7 +193,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
     int d_padding, int d_out, int h_kernel, int h_stride, int h_dilation, int h_step, int h_inverse, int h_padding, int h_out, int w_kernel,
     int w_stride, int w_dilation, int w_step, int w_inverse, int w_padding, int w_out, int chunks, int slices, int blocks, int channels, int y_n,
     int y_c, int y_d, int y_h, int y_w, int channels_first, int has_bias, int activation, double slope, int a_stages, int stage_rows,
-    int b_stages, int by_work) {
+    int b_stages, int by_work, const Element *x, unsigned *control, int x_count, int x_depth, int x_height, int x_width,
+    int panels, int x_n, int x_c, int x_d, int x_h, int x_w, int units, int before, int pieces, int ahead) {
     extern __shared__ __align__(128) char memory[];
     const Sizes s = {voxels, pd, ph, pw, in_d, in_h, in_w, back_d, back_h, back_w, by_work,
                      {d_kernel, d_stride, d_dilation, d_step, d_inverse, d_padding},
@@ -209,6 +211,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
     const unsigned ring_a = shared(memory) + FIXED + WGS * (16 * BN + 16 * STAGING), ring_b = ring_a + a_stages * stage_bytes;
     const int phase_count = d_stride * (h_stride / RH) * (w_stride / RW), all = slices * blocks, row_tiles = (rows + BM - 1) / BM;
     const int tiles = row_tiles * phase_count * all;
+    const PackAhead packed = {x, (uint4 *)a, control, a_rows, 0, x_count, x_depth, x_height, x_width, 1, panels, x_n, x_c, x_d, x_h, x_w, before, pieces, ahead};
+    // The last piece that products have asked for.
+    volatile int *const reached = (volatile int *)(memory + 1016);
+    if (threadIdx.x == 0) *reached = 0;
 
     if (threadIdx.x == 0) {
 #pragma unroll 1
@@ -226,7 +232,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
     // Each by a thread of its own: they take long.
     if (threadIdx.x >= 32 && threadIdx.x < 32 + DIVISORS) {
         const int turn = max((int)gridDim.x / (all * phase_count), 1), at = threadIdx.x - 32;
-        const int numbers[DIVISORS] = {all, phase_count, row_tiles, turn, pw, ph, pd};
+        const int numbers[DIVISORS] = {all, phase_count, row_tiles, turn, pw, ph, pd, x_width, x_height, x_depth, units};
         int number = 0;
 #pragma unroll
         for (int i = 0; i < DIVISORS; i++) number = at == i ? numbers[i] : number;
@@ -237,7 +243,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
     const Phase phase(s, own);
     if (threadIdx.x < phase_count) phases[own] = phase;
     __syncthreads();
-    if (by_work) {
+    // Later it is looked at anew: a predicate that is held takes a register that there is not.
+    int ordered = by_work;
+    asm volatile("" : "+r"(ordered));
+    if (ordered) {
         // Those with most taps first.
         int rank = 0;
         for (int other = 0; other < phase_count; other++) {
@@ -248,25 +257,34 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
         if (threadIdx.x < phase_count) phases[rank] = phase;
         __syncthreads();
     }
-    await_previous();
-
     if (threadIdx.x >= CONSUMERS) {
+        static_assert(ALONE);
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
+        if (threadIdx.x >= CONSUMERS + 32) {
+            // The launch before, the weight's pack, has written nothing that this needs.
+            if (ahead > 0) packed.pack(reached, {by->x_line, by->x_plane, by->x_sample, by->units});
+            return;
+        }
         // The producer: one warp.
-        if (ALONE) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
-        if (threadIdx.x >= CONSUMERS + 32) return;
+        await_previous();
         const int lane = threadIdx.x % 32;
         int at_a = 0, phase_a = 1, at_b = 0, phase_b = 1;
 #pragma unroll 1
         for (int round = 0; round * gridDim.x < tiles; round++) {
             const int index = tile_of(round, by_work);
             if (index >= tiles) continue;
-            const Tile t(s, *by, phases, index);
+            const Tile<const Phase &> t(s, *by, phases, index);
             const int slice = t.column_block / blocks;
             const int length = BM + (t.phase.nh - 1) * back_h * in_w + (t.phase.nw - 1) * back_w;
 #pragma unroll 1
             for (int ad = t.first_ad; ad < t.past_ad; ad++) {
                 // Both operands have fewer pieces of 16 bytes than 2^31.
-                const int from = slice * chunks * PANELS * a_rows + t.from(s, ad);
+                const int first = t.from(s, ad), from = slice * chunks * PANELS * a_rows + first;
+                // From the first plane that a later tap along depth may read on.
+                if (ad == t.first_ad) {
+                    const int plane = min(max(t.at.d + t.phase.cd - (t.past_ad - 1) * back_d, 0), in_d);
+                    packed.await((t.at.n * in_d + plane) * in_h * in_w, first + length - 1, reached, {by->x_line, by->x_plane, by->x_sample, by->units});
+                }
 #pragma unroll 1
                 for (int chunk = 0; chunk < chunks; chunk++) {
                     if (lane == 0) {
@@ -301,11 +319,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
                 }
             }
         }
+        if (lane == 0) *reached = pieces;
         return;
     }
 
     // A consumer.
-    if (ALONE) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
+    await_previous();
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
     const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
     const int thread = threadIdx.x % 128, lane = threadIdx.x % 32;
     int *column_at = (int *)(tables + warpgroup * 16 * BN), *column_rr = column_at + BN;
@@ -319,7 +339,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
     for (int round = 0; round * gridDim.x < tiles; round++) {
         const int index = tile_of(round, by_work);
         if (index >= tiles) continue;
-        const Tile t(s, *by, phases, index);
+        const Tile<Phase> t(s, *by, phases, index);
         const int row = t.row0 + warpgroup * M + thread / 32 * ROWS + lane % ROWS;
         const Position at(s, *by, row);
         // The voxel that this lane's row reaches by the first taps, and the taps along each axis that reach one.

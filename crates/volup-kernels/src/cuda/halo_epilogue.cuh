@@ -26,7 +26,14 @@ constexpr int M = 64 * MI, BM = WGS * M;
 /// Alone on its multiprocessor, a block's producer is a warpgroup that leaves its registers to the consumers.
 constexpr bool ALONE = CTAS == 1;
 constexpr int CONSUMERS = 128 * WGS, THREADS = CONSUMERS + (ALONE ? 128 : 32);
-constexpr int CONSUMER_REGISTERS = WGS == 4 ? 104 : WGS == 3 ? 152 : 224, PRODUCER_REGISTERS = 56;
+/// The producer packs as well, which takes more than copying does; `gather_gemm`'s consumers hold two fragments.
+#ifdef RW
+constexpr bool GATHERS = true;
+#else
+constexpr bool GATHERS = false;
+#endif
+constexpr int CONSUMER_REGISTERS = WGS == 4 ? 104 : WGS == 3 ? (KIND == 3 ? 152 : 144) : GATHERS ? 224 : 208;
+constexpr int PRODUCER_REGISTERS = WGS == 4 ? 64 : WGS == 3 ? (KIND == 3 ? 56 : 80) : GATHERS ? 56 : 88;
 /// Rows of a warp: neighbours. Columns that it stages at a time, and floats from one to the next, such that no two
 /// lanes that write meet in a bank.
 constexpr int ROWS = 16 * MI, PIECE = 16, COLUMN_PITCH = ROWS + 4, STAGING = PIECE * COLUMN_PITCH;

@@ -71,7 +71,7 @@
 //
 // Parameters, in order:
 //
-// 1. `a`, `b`; for the split `scale_x` (2^-ex), `scale_w` (2^-ew of each of slices*blocks*BN columns);
+// 1. `a`, `b`, `control`; for the split `scale_w` (2^-ew of each of slices*blocks*BN columns);
 //    `bias`, `y`.
 // 2. i32: `rows`, `a_rows`, `lead`, `pd`, `ph`, `pw` (rows of a line).
 // 3. Of depth: `kernel`, `stride`, `dilation`, `step`, `inverse`, `first`, `shift`, `out`; the same of height;
@@ -111,6 +111,13 @@
 /// Whether float32 is multiplied in two parts.
 #define PARTED (KIND == 2 || KIND == 3)
 
+/// Whether a block that is alone may pack the input while it multiplies.
+#if defined(SHORT) || KIND == 3 || CTAS > 1
+#define PACKS_AHEAD 0
+#else
+#define PACKS_AHEAD 1
+#endif
+
 #include "divisor.cuh"
 #include "halo_epilogue.cuh"
 #ifdef TAPS
@@ -118,11 +125,12 @@
 #endif
 #include "halo_tiles.cuh"
 #include "launch.cuh"
+#include "pack_ahead.cuh"
 
 extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
-    const char *a, const char *b,
+    const char *a, const char *b, unsigned *control,
 #if KIND == 2
-    const float *scale_x, const float *scale_w,
+    const float *scale_w,
 #endif
     const Element *bias, Element *y, int rows, int a_rows, int lead, int pd, int ph, int pw, int d_kernel, int d_stride, int d_dilation,
     int d_step, int d_inverse, int d_first, int d_shift, int d_out, int h_kernel, int h_stride, int h_dilation, int h_step, int h_inverse,
@@ -139,6 +147,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
 #ifdef TAPS
     , int advance, int w_dilation, int w_reach
 #endif
+    , const Element *x, int n, int height, int width, int block, int panels, int x_n, int x_c, int x_d, int x_h, int x_w,
+    int units, int before, int pieces, int ahead
 ) {
     extern __shared__ __align__(128) char memory[];
 #if !PARTED
@@ -168,6 +178,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
 #endif
     const unsigned ring_b = ring_a + a_stages * stage_bytes;
     const int tiles = (rows + advance - 1) / advance * d_stride * h_stride * slices * blocks;
+#if PACKS_AHEAD
+    const PackAhead packed = {x, (uint4 *)a, control, a_rows, lead, n, d_input, height, width, block, panels, x_n, x_c, x_d, x_h, x_w, before, pieces, ahead};
+    // The last piece that products have asked for.
+    volatile int *const reached = (volatile int *)(memory + 1016);
+    if (threadIdx.x == 0) *reached = 0;
+#endif
 
     if (threadIdx.x == 0) {
         for (int i = 0; i < a_stages; i++) {
@@ -184,7 +200,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
     if (threadIdx.x >= 32 && threadIdx.x < 32 + DIVISORS) {
         const int all = slices * blocks, phase_count = d_stride * h_stride, turn = max((int)gridDim.x / (all * phase_count), 1);
         const int at = threadIdx.x - 32;
-        ((Divisor *)by)[at] = Divisor(at == 0 ? all : at == 1 ? phase_count : at == 2 ? turn : at == 3 ? pw : at == 4 ? ph : pd);
+        ((Divisor *)by)[at] = Divisor(at == 0 ? all : at == 1 ? phase_count : at == 2 ? turn : at == 3 ? pw : at == 4 ? ph : at == 5 ? pd : units);
     }
     if (threadIdx.x < d_stride * h_stride) phases[threadIdx.x] = Phase(s, threadIdx.x);
 #ifdef SHORT
@@ -210,12 +226,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
         if (threadIdx.x < count) phases[rank] = own;
         __syncthreads();
     }
-    await_previous();
-
     if (threadIdx.x >= CONSUMERS) {
-        // The producer: one warp.
         if (ALONE) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
-        if (threadIdx.x >= CONSUMERS + 32) return;
+        if (threadIdx.x >= CONSUMERS + 32) {
+#if PACKS_AHEAD
+            // The launch before, the weight's pack, has written nothing that this needs.
+            if (ahead > 0) packed.pack(reached, {by->line, by->height, by->depth, by->units});
+#endif
+            return;
+        }
+        // The producer: one warp.
+        await_previous();
         const int lane = threadIdx.x % 32;
         const long long a_panel = 16ll * a_rows;
         const int units = d_kernel * chunks * h_kernel * (w_steps / unit_steps);
@@ -232,6 +253,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
         for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
             const Tile t(s, *by, phases, back_d, tile);
             const int slice = t.column_block / blocks;
+#if PACKS_AHEAD
+            const int of_row0 = t.row0 + t.phase.rows, behind = (t.phase.nd - 1) * back_d * ph * pw + (t.phase.nh - 1) * back_h;
+            packed.await(of_row0 - behind, of_row0 + BM - 1 + (w_steps - 1) * w_step, reached, {by->line, by->height, by->depth, by->units});
+#endif
 #pragma unroll 1
             for (int ad = 0; ad < t.phase.nd; ad++) {
                 if (t.skipped(ad)) continue;
@@ -275,6 +300,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
                 }
             }
         }
+#if PACKS_AHEAD
+        if (lane == 0) *reached = pieces;
+#endif
         // What no tile has asked for may still be on its way to memory that the next block is given.
         if (resident)
             for (int u = lane; u < units; u += 32) barrier_wait(full_b + 8 * u, 0);
@@ -282,6 +310,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
     }
 
     // A consumer.
+    await_previous();
     if (ALONE) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
     const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
     const int thread = threadIdx.x % 128, lane = threadIdx.x % 32;
@@ -445,7 +474,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
         }
         // Scale, bias and straight activations in registers; what is not there costs nothing.
 #if KIND == 2
-        const float sx = *scale_x;
+        const float sx = power(-exponent(control[0]));
 #endif
 #ifdef TAPS
 #if KIND == 2

@@ -149,9 +149,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) halo_pack_input(
     const int row = blockIdx.x * block_rows + local, position = max(row - lead, 0);
     float scale = 1.0f;
 #if KIND == 2
-    const unsigned largest_x = control[0];
-    scale = power(exponent(largest_x));
-    if (blockIdx.x == 0 && threadIdx.x == 0) control[4] = __float_as_uint(power(-exponent(largest_x)));
+    scale = power(exponent(control[0]));
 #endif
     __syncthreads();
     const int line = by[0].divide(position), iw = (position - line * pw) * block, plane = by[1].divide(line), ih = line - plane * ph;

@@ -7,7 +7,7 @@
 
 /// What the numbers of all tiles are divided by.
 struct Divisors {
-    Divisor all, phases, turn, line, height, depth;
+    Divisor all, phases, turn, line, height, depth, units;
 };
 constexpr int DIVISORS = sizeof(Divisors) / sizeof(Divisor);
 

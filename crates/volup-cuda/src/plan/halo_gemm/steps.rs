@@ -6,11 +6,9 @@ use super::super::{
 use super::{Halo, has_gaps};
 use crate::plan::classes::{Classes, Short};
 use crate::plan::pack::{self, Operand};
-use crate::plan::panels::{InputPanels, WeightPanels};
+use crate::plan::panels::WeightPanels;
 use volup::{MemoryFormat, Result};
 
-/// Where the split's 2^-ex lies among the control words, in bytes.
-const SCALE: u64 = 16;
 /// Products of a row and a column that are summed before the split's go to registers.
 const PROMOTED: usize = 192;
 /// The time, in seconds, below which a launch that starts early gains by it in any case.
@@ -26,14 +24,15 @@ impl Halo<'_> {
         steps: &mut Vec<Step>,
     ) -> Result<()> {
         let request = context.request;
-        let control = pack::control(workspace, steps);
+        let more = if self.along { self.input(context, self.batch).words() } else { 0 };
+        let control = pack::control(workspace, more, steps);
         if self.operand == Operand::Split {
             pack::largest(context, control, steps)?;
         }
         let (weight, scale) = self.pack_weight(context, control, workspace, steps)?;
         if context.packed {
             let at = |at| Argument::Pointer(Buffer::Workspace, at);
-            let operands = [Argument::Pointer(Buffer::Input, 0), at(weight), at(control + SCALE), at(scale)];
+            let operands = [Argument::Pointer(Buffer::Input, 0), at(weight), at(control), at(scale)];
             return self.multiply(context, operands, self.batch, 0, steps);
         }
         let panels = self.slices * self.panels() * self.operand.parts();
@@ -44,11 +43,15 @@ impl Halo<'_> {
         for start in (0..batch).step_by(self.batch) {
             let count = self.batch.min(batch - start);
             let at = |sample: usize| (start * sample * request.dtype.size()) as u64;
-            self.pack_input(context, control, input, count, at(in_sample), steps)?;
+            if !self.along {
+                // The first goes along with the weight's; later ones write what the product before them reads.
+                let panels = self.input(context, count);
+                steps.push(panels.pack(context, at(in_sample), input, control, start == 0)?);
+            }
             if start == 0 && has_gaps(&self.lattices) {
                 self.fill(context, steps)?;
             }
-            let operands = [input, weight, control + SCALE, scale];
+            let operands = [input, weight, control, scale];
             let operands = operands.map(|at| Argument::Pointer(Buffer::Workspace, at));
             self.multiply(context, operands, count, at(out_sample), steps)?;
         }
@@ -126,35 +129,10 @@ impl Halo<'_> {
         Ok((at, scale))
     }
 
-    fn pack_input(
-        &self,
-        context: Context<'_>,
-        control: u64,
-        input: u64,
-        count: usize,
-        at: u64,
-        steps: &mut Vec<Step>,
-    ) -> Result<()> {
-        let panels = InputPanels {
-            operand: self.operand,
-            rows: self.packed_rows(count),
-            lead: self.lead,
-            pitches: [self.axes[0].pitch, self.axes[1].pitch, self.pw],
-            block: self.block,
-            count,
-            slices: self.slices,
-            panels: self.panels(),
-            channel_panels: self.channel_panels,
-        };
-        // The first goes along with the weight's; later ones write what the product before them reads.
-        steps.push(panels.pack(context, at, input, control, at == 0)?);
-        Ok(())
-    }
-
     fn multiply(
         &self,
         context: Context<'_>,
-        [input, weight, scale_x, scale_w]: [Argument; 4],
+        [input, weight, control, scale]: [Argument; 4],
         count: usize,
         at: u64,
         steps: &mut Vec<Step>,
@@ -162,9 +140,9 @@ impl Halo<'_> {
         let request = context.request;
         let conv = request.geometry.conv();
         let split = self.operand == Operand::Split;
-        let mut arguments = vec![input, weight];
+        let mut arguments = vec![input, weight, control];
         if split {
-            arguments.extend([scale_x, scale_w]);
+            arguments.push(scale);
         }
         let [y_n, y_c, y @ ..] = strides(request.geometry.output_shape(), request.output_format);
         let first: usize = y.iter().zip(self.lattices).map(|(stride, lattice)| stride * lattice.first).sum();
@@ -214,6 +192,11 @@ impl Halo<'_> {
             1
         };
         let blocks = (tiles.min(side_by_side) / multiple).max(1) * multiple;
+        let panels = self.input(context, count);
+        let [_, height, width] = panels.voxels;
+        arguments.push(Argument::Pointer(Buffer::Input, 0));
+        push(&mut arguments, [count, height, width, self.block, panels.panels])?;
+        panels.along(context, self.along.then_some(blocks * self.advance()), &mut arguments)?;
         let (grid, shared) = ([blocks as u32, 1, 1], self.shared as u32);
         // Short ones gain by starting early. Long ones that write parts of sectors, which meet in the cache, were
         // seen to lose more than that.

@@ -1,7 +1,7 @@
 //! What `gather_gemm` does, given its arguments.
 
 use super::contracts::{activate, biased};
-use super::halo::rows_of_tile;
+use super::halo::{Packing, pack_along, rows_of_tile};
 use super::machine::{Call, Machine};
 use std::collections::BTreeSet;
 
@@ -61,7 +61,9 @@ pub fn extents(call: &Call<'_>) -> Vec<(&'static str, i64)> {
     let e = 16 / call.pointer("a").width as i64;
     let columns = call.size("BN") / call.size("RW");
     let taps = product(&["slices", "blocks", "d_kernel", "h_kernel", "w_kernel", "chunks"]);
-    vec![("a", product(&["slices", "chunks", "a_rows"]) * PANELS * e), ("b", taps * PANELS * columns * e)]
+    let control = if call.int("ahead") > 0 { 9 + call.int("pieces") } else { 5 };
+    let a = product(&["slices", "chunks", "a_rows"]) * PANELS * e;
+    vec![("a", a), ("b", taps * PANELS * columns * e), ("control", control)]
 }
 
 /// Phases: residues along depth, height and, unless these are columns, width.
@@ -135,6 +137,20 @@ fn first_reached(call: &Call<'_>, at: [i64; 4], [depth, height, width]: &[Taps; 
 /// Does what a launch does.
 pub fn run(call: &Call<'_>, machine: &mut Machine) {
     check(call);
+    let voxels = ["x_depth", "x_height", "x_width"];
+    pack_along(call, machine, |panels| Packing {
+        a_rows: call.int("a_rows"),
+        lead: 0,
+        pitches: call.ints(voxels),
+        block: 1,
+        sizes: call.ints(["x_count", "x_depth", "x_height", "x_width"]),
+        strides: call.ints(["x_n", "x_c", "x_d", "x_h", "x_w"]),
+        slices: 1,
+        slice_in: panels * 16 / call.pointer("a").width as i64,
+        panels: call.int("chunks") * PANELS,
+        channel_panels: panels,
+        out: call.pointer("a"),
+    });
     let bm = rows_of_tile(call);
     let [rows, slices, blocks] = call.ints(["rows", "slices", "blocks"]);
     let (all, phases) = (slices * blocks, phases(call));

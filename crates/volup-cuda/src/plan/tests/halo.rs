@@ -58,7 +58,9 @@ pub fn extents(call: &Call<'_>) -> Vec<(&'static str, i64)> {
             let taps = product(&["d_kernel", "h_kernel", "w_steps", "chunks", "chunk_panels"]);
             let e = elements(call.pointer("a"));
             let scales = columns / of_tap(call)[0];
-            vec![("a", a * e), ("b", parts(call) * columns * taps * e), ("scale_x", 1), ("scale_w", scales)]
+            let control = ("control", 9 + call.int("pieces"));
+            let control = if call.int("ahead") > 0 { control } else { ("control", 5) };
+            vec![("a", a * e), ("b", parts(call) * columns * taps * e), control, ("scale_w", scales)]
         }
     }
 }
@@ -74,30 +76,104 @@ pub fn run(call: &Call<'_>, machine: &mut Machine) {
     match call.kernel() {
         "halo_pack_input" => pack_input(call, machine),
         "halo_pack_weight" => pack_weight(call, machine),
-        _ => multiply(call, machine),
+        _ => {
+            pack_along(call, machine, |panels| Packing {
+                a_rows: call.int("a_rows"),
+                lead: call.int("lead"),
+                pitches: call.ints(["pd", "ph", "pw"]),
+                block: call.int("block"),
+                sizes: call.ints(["n", "d_input", "height", "width"]),
+                strides: call.ints(["x_n", "x_c", "x_d", "x_h", "x_w"]),
+                slices: 1,
+                slice_in: panels / call.int("block") * elements(call.pointer("a")),
+                panels: call.int("chunks") * call.int("chunk_panels"),
+                channel_panels: panels / call.int("block"),
+                out: call.pointer("a"),
+            });
+            multiply(call, machine);
+        }
     }
+}
+
+/// How an input is packed, by a launch of its own or beside products.
+pub struct Packing {
+    /// Rows of a panel, and those before the first position.
+    pub a_rows: i64,
+    pub lead: i64,
+    /// Rows from a plane, line and position to the next, and positions of a row.
+    pub pitches: [i64; 3],
+    pub block: i64,
+    /// Samples and voxels along each axis, and their strides with the channels'.
+    pub sizes: [i64; 4],
+    pub strides: [i64; 5],
+    pub slices: i64,
+    pub slice_in: i64,
+    pub panels: i64,
+    pub channel_panels: i64,
+    pub out: Pointer,
+}
+
+fn pack_input(call: &Call<'_>, machine: &mut Machine) {
+    let lanes = call.int("lanes");
+    let packing = Packing {
+        a_rows: call.int("a_rows"),
+        lead: call.int("lead"),
+        pitches: call.ints(["pd", "ph", "pw"]),
+        block: call.int("block"),
+        sizes: call.ints(["n", "depth", "height", "width"]),
+        strides: call.ints(["x_n", "x_c", "x_d", "x_h", "x_w"]),
+        slices: call.int("slices"),
+        slice_in: call.int("slice_in"),
+        panels: call.int("panels"),
+        channel_panels: call.int("channel_panels"),
+        out: call.pointer("out"),
+    };
+    assert!([1, 2, 4, 8].contains(&lanes));
+    let rows_of_block = 256 / lanes;
+    assert_eq!(call.grid, [(packing.a_rows + rows_of_block - 1) / rows_of_block, 1, 1]);
+    pack(call, machine, &packing);
+}
+
+/// What a product packs beside its work, if it does: of one slice, whose channels fill its panels, by pieces of 32 units of a
+/// line's positions.
+pub fn pack_along(call: &Call<'_>, machine: &mut Machine, packing: impl FnOnce(i64) -> Packing) {
+    let [units, before, pieces, ahead] = call.ints(["units", "before", "pieces", "ahead"]);
+    assert!(ahead >= 0);
+    if ahead == 0 {
+        return;
+    }
+    let packing = packing(call.int("panels"));
+    let e = elements(packing.out);
+    let voxels = if call.size("KIND") == 2 { 2 } else { 4 };
+    let ([.., pitch], block) = (packing.pitches, packing.block);
+    assert!(call.size("CTAS") == 1 && !call.has("class_panels") && call.size("KIND") != 3);
+    assert!(call.int("slices") == 1 && packing.panels == block * packing.channel_panels);
+    assert_eq!(packing.slice_in, packing.channel_panels * e);
+    let up = |a: i64, b: i64| (a + b - 1) / b;
+    assert!(units == up(pitch * block, voxels) && before == up(packing.lead, pitch));
+    assert!(32 * pieces >= (before + up(packing.a_rows - packing.lead, pitch)) * units);
+    // A turn of all blocks is less than what may be packed ahead.
+    assert!(ahead * 32 * voxels >= (call.grid[0] * rows_of_tile(call)).min(packing.a_rows) * block);
+    let control = call.pointer("control");
+    for word in 8..9 + pieces {
+        assert_eq!(machine.read(control, word), 0.0, "word {word} is not clear");
+        machine.write(control, word, 1.0);
+    }
+    pack(call, machine, &packing);
+    machine.await_writes();
 }
 
 /// Panel `slice*panels + parity*channel_panels + c/E` of row `lead + R` holds channels of the slice, of
 /// the input at (n, jd, jh, jb*block + parity). All else is zero.
-fn pack_input(call: &Call<'_>, machine: &mut Machine) {
-    let [a_rows, lead, pd, ph, pw, block, n] = call.ints(["a_rows", "lead", "pd", "ph", "pw", "block", "n"]);
-    let [depth, height, width] = call.ints(["depth", "height", "width"]);
-    let [slices, slice_in, panels, channel_panels] =
-        call.ints(["slices", "slice_in", "panels", "channel_panels"]);
-    let [x_n, x_c, x_d, x_h, x_w, lanes] = call.ints(["x_n", "x_c", "x_d", "x_h", "x_w", "lanes"]);
-    let (x, out, control) = (call.pointer("x"), call.pointer("out"), call.pointer("control"));
+fn pack(call: &Call<'_>, machine: &mut Machine, packing: &Packing) {
+    let &Packing { a_rows, lead, block, slices, slice_in, panels, channel_panels, out, .. } = packing;
+    let ([pd, ph, pw], [n, depth, height, width]) = (packing.pitches, packing.sizes);
+    let [x_n, x_c, x_d, x_h, x_w] = packing.strides;
+    let (x, control) = (call.pointer("x"), call.pointer("control"));
     let e = elements(out);
-    assert!(
-        [1, 2, 4, 8].contains(&lanes) && block * channel_panels <= panels && slice_in <= channel_panels * e
-    );
-    let rows_of_block = 256 / lanes;
-    assert_eq!(call.grid, [(a_rows + rows_of_block - 1) / rows_of_block, 1, 1]);
+    assert!(block * channel_panels <= panels && slice_in <= channel_panels * e);
     let split = call.size("KIND") == 2;
     let by = if split { scale(machine.read(control, 0)) } else { 1.0 };
-    if split {
-        machine.write(control, 4, 1.0 / by);
-    }
     let (mut most, mut coarse) = (0.0, 0.0);
     for row in 0..a_rows {
         let at = row - lead;
@@ -395,7 +471,7 @@ fn multiply(call: &Call<'_>, machine: &mut Machine) {
             }
         }
         if call.size("KIND") == 2 {
-            let x = machine.read(call.pointer("scale_x"), 0);
+            let x = 1.0 / scale(machine.read(call.pointer("control"), 0));
             for (at, sum) in sum.iter_mut().enumerate() {
                 let [_, channels] = of_tap(call);
                 let at = column_block * channels + at as i64 % bn % channels;

@@ -193,10 +193,15 @@ impl Machine {
         }
     }
 
+    /// What was written so far may be touched: a launch is over, or waits for what it has written itself.
+    pub fn await_writes(&mut self) {
+        self.launch += 1;
+    }
+
     /// Does what a plan asks for; `kernel` does a launch.
     pub fn run(&mut self, plan: &Plan, kernel: impl Fn(&Call<'_>, &mut Machine)) {
         for (index, step) in plan.steps.iter().enumerate() {
-            self.launch = index + 1;
+            self.await_writes();
             match step {
                 Step::Clear { at, words } => {
                     self.doing = "clear".into();
