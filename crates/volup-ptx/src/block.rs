@@ -75,6 +75,9 @@ pub(crate) struct World<'a> {
     random: u64,
 }
 
+/// Bytes that shared memory is of when a block starts: numbers that are none, and tiny ones.
+const LEFT_BEHIND: [u8; 2] = [0xff, 0x01];
+
 /// What blocks take one after the other, since it is large.
 pub(crate) struct Room {
     shared: Vec<u8>,
@@ -104,7 +107,6 @@ pub(crate) fn run(
     room: &mut Room,
 ) -> Result<()> {
     let Room { shared, stamps, warps: all } = room;
-    shared.fill(0xff);
     stamps.fill((0, 0));
     all.iter_mut().for_each(Warp::begin);
     let seed = (launch.seed ^ 0x9e37_79b9_7f4a_7c15).wrapping_mul(0xd134_2543_de82_ef95);
@@ -124,6 +126,8 @@ pub(crate) fn run(
         live_warps: all.len() as u32,
         random: seed ^ u64::from(number).wrapping_mul(0xa076_1d64_78bd_642f) | 1,
     };
+    let found = LEFT_BEHIND[world.below(LEFT_BEHIND.len())];
+    world.shared.fill(found);
     let place = |fault: Fault| Fault::new(format!("{}, block {block:?}: {fault}", module.name));
     // Warps that could do nothing since something last happened.
     let mut stuck = vec![false; all.len()];

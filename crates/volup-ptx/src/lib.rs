@@ -8,8 +8,8 @@
 //!
 //! Every access is checked: that it is inside of one allocation, aligned, of bytes that have been written; that
 //! no two blocks write the same byte; that what matrix instructions or copies still read is not changed. Bulk copies may
-//! bring bytes that nobody wrote, as kernels do with rows that no result is of; those, and shared memory at a block's start,
-//! are numbers that are none.
+//! bring bytes that nobody wrote, as kernels do with rows that no result is of; those are numbers that are none. So is
+//! shared memory at some blocks' start; at others' it is of tiny numbers.
 
 mod block;
 mod counters;

@@ -210,7 +210,7 @@ impl InputPanels {
     /// Words after the control words that packing it beside products takes.
     pub(super) fn words(&self) -> usize {
         let [.., pieces] = self.pieces();
-        1 + pieces
+        2 + pieces
     }
 
     /// What a product is given so that it packs the input beside its work, if it does: strides, units, lines before the

@@ -212,9 +212,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
     const int phase_count = d_stride * (h_stride / RH) * (w_stride / RW), all = slices * blocks, row_tiles = (rows + BM - 1) / BM;
     const int tiles = row_tiles * phase_count * all;
     const PackAhead packed = {x, (uint4 *)a, control, a_rows, 0, x_count, x_depth, x_height, x_width, 1, panels, x_n, x_c, x_d, x_h, x_w, before, pieces, ahead};
-    // The last piece that products have asked for.
-    volatile int *const reached = (volatile int *)(memory + 1016);
-    if (threadIdx.x == 0) *reached = 0;
 
     if (threadIdx.x == 0) {
 #pragma unroll 1
@@ -262,7 +259,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
         if (threadIdx.x >= CONSUMERS + 32) {
             // The launch before, the weight's pack, has written nothing that this needs.
-            if (ahead > 0) packed.pack(reached, {by->x_line, by->x_plane, by->x_sample, by->units});
+            if (ahead > 0) packed.pack({by->x_line, by->x_plane, by->x_sample, by->units});
             return;
         }
         // The producer: one warp.
@@ -283,7 +280,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
                 // From the first plane that a later tap along depth may read on.
                 if (ad == t.first_ad) {
                     const int plane = min(max(t.at.d + t.phase.cd - (t.past_ad - 1) * back_d, 0), in_d);
-                    packed.await((t.at.n * in_d + plane) * in_h * in_w, first + length - 1, reached, {by->x_line, by->x_plane, by->x_sample, by->units});
+                    packed.await((t.at.n * in_d + plane) * in_h * in_w, first + length - 1, {by->x_line, by->x_plane, by->x_sample, by->units});
                 }
 #pragma unroll 1
                 for (int chunk = 0; chunk < chunks; chunk++) {
@@ -319,7 +316,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
                 }
             }
         }
-        if (lane == 0) *reached = pieces;
+        packed.finish();
         return;
     }
 

@@ -180,9 +180,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
     const int tiles = (rows + advance - 1) / advance * d_stride * h_stride * slices * blocks;
 #if PACKS_AHEAD
     const PackAhead packed = {x, (uint4 *)a, control, a_rows, lead, n, d_input, height, width, block, panels, x_n, x_c, x_d, x_h, x_w, before, pieces, ahead};
-    // The last piece that products have asked for.
-    volatile int *const reached = (volatile int *)(memory + 1016);
-    if (threadIdx.x == 0) *reached = 0;
 #endif
 
     if (threadIdx.x == 0) {
@@ -231,7 +228,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
         if (threadIdx.x >= CONSUMERS + 32) {
 #if PACKS_AHEAD
             // The launch before, the weight's pack, has written nothing that this needs.
-            if (ahead > 0) packed.pack(reached, {by->line, by->height, by->depth, by->units});
+            if (ahead > 0) packed.pack({by->line, by->height, by->depth, by->units});
 #endif
             return;
         }
@@ -255,7 +252,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
             const int slice = t.column_block / blocks;
 #if PACKS_AHEAD
             const int of_row0 = t.row0 + t.phase.rows, behind = (t.phase.nd - 1) * back_d * ph * pw + (t.phase.nh - 1) * back_h;
-            packed.await(of_row0 - behind, of_row0 + BM - 1 + (w_steps - 1) * w_step, reached, {by->line, by->height, by->depth, by->units});
+            packed.await(of_row0 - behind, of_row0 + BM - 1 + (w_steps - 1) * w_step, {by->line, by->height, by->depth, by->units});
 #endif
 #pragma unroll 1
             for (int ad = 0; ad < t.phase.nd; ad++) {
@@ -301,7 +298,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
             }
         }
 #if PACKS_AHEAD
-        if (lane == 0) *reached = pieces;
+        packed.finish();
 #endif
         // What no tile has asked for may still be on its way to memory that the next block is given.
         if (resident)

@@ -33,20 +33,22 @@ struct PackDivisors {
 struct PackAhead {
     const Element *x;
     uint4 *a;
-    /// Control words: of those of `halo_pack_input` the first and the third; from the ninth on the piece that is taken next, and flags.
+    /// Control words: of those of `halo_pack_input` the first and the third; from the ninth on the piece that is taken next, the last
+    /// one that products have asked for, and flags.
     unsigned *control;
     int a_rows, lead, n, depth, height, width, block, panels, x_n, x_c, x_d, x_h, x_w;
     /// Lines before the first, pieces, and how many of them the pack may be ahead of the products; 0 if there is nothing to pack.
     int before, pieces, ahead;
 
-    __device__ __forceinline__ unsigned *next() const { return control + 8; }
-    __device__ __forceinline__ volatile unsigned *flags() const { return control + 9; }
+    __device__ __forceinline__ int *next() const { return (int *)control + 8; }
+    __device__ __forceinline__ volatile int *reached() const { return (volatile int *)control + 9; }
+    __device__ __forceinline__ volatile unsigned *flags() const { return control + 10; }
 
     /// Waits, as a warp, until rows are packed that copies are to read, and lets packs go on from there.
-    __device__ __forceinline__ void await(int first, int last, volatile int *reached, const PackDivisors &by) const {
+    __device__ __forceinline__ void await(int first, int last, const PackDivisors &by) const {
         if (ahead == 0) return;
         const int end = piece_of(min(last, a_rows - 1), by);
-        if (threadIdx.x % 32 == 0) *reached = end;
+        if (threadIdx.x % 32 == 0) *reached() = end;
 #pragma unroll 1
         for (int piece = piece_of(max(first, 0), by) + threadIdx.x % 32; piece <= end; piece += 32)
             while (flags()[piece] == 0) __nanosleep(32);
@@ -55,8 +57,13 @@ struct PackAhead {
         __syncwarp();
     }
 
+    /// Products ask for nothing more: what is left may be packed.
+    __device__ __forceinline__ void finish() const {
+        if (ahead > 0 && threadIdx.x % 32 == 0) *reached() = pieces;
+    }
+
     /// A warp's share.
-    __device__ __forceinline__ void pack(const volatile int *reached, const PackDivisors &by) const {
+    __device__ __forceinline__ void pack(const PackDivisors &by) const {
         const int lane = threadIdx.x % 32;
         const float scale = KIND == 2 ? power(exponent(control[0])) : 1.0f;
         const unsigned apart = x_n | x_c | x_d | x_h;
@@ -66,7 +73,7 @@ struct PackAhead {
         int piece = take(lane);
 #pragma unroll 1
         while (piece < pieces) {
-            while (piece - *reached > ahead) __nanosleep(256);
+            while (piece - *reached() > ahead) __nanosleep(256);
 #pragma unroll 1
             for (int i = lane; i < (vectors ? UNITS : UNITS * VOXELS); i += 32) {
                 const int unit = piece * UNITS + (vectors ? i : i / VOXELS), of_all = by.units.divide(unit), line = of_all - before;

@@ -106,6 +106,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) shuffle_ring(
         const int line = (warp - WARPS) * EACH + lane % EACH, row_bytes = 4 * min(ROWS, rows - row_block * ROWS);
         int slot = 0, parity = 1;
         bool all = true;
+#if KIND == 3
+        if (lane < 2 * EACH) {
+            // Zeros where there are no rows or positions: what lies there would be taken for small numbers. Copies may come there yet.
+            const int columns = of_w ? ROWS : POS, column = of_w ? row_bytes / 4 : volume % POS, lines = of_w && kept ? chunks : stages;
+            float *const own = of_w ? weights + line * W_PITCH : ring + line * X_PITCH;
+#pragma unroll 1
+            for (int i = 0; i < (column ? lines : 0); i++)
+                for (int c = column; c < columns; c += 4) *(float4 *)&own[i * KC * (of_w ? W_PITCH : X_PITCH) + c] = float4{};
+            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        }
+        __syncwarp();
+#endif
 #pragma unroll 1
         for (int item = group; item < items; item += groups) {
             const int n = item / pos_blocks, first = (item - n * pos_blocks) * POS, pos_bytes = 4 * min(POS, volume - first);

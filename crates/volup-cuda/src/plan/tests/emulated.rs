@@ -546,6 +546,11 @@ fn shuffle_ring() {
             for fill in Fill::ALL {
                 let deviation = check(engine, &case, DType::F32, fill, seed as u64).expect("a result");
                 assert!(deviation.is_ok(), "{case}: {deviation}");
+                let (input, parameters) = case.inputs(DType::F32, fill, seed as u64);
+                let layer = engine.layer(&case.block, &parameters).expect("a layer");
+                // Whatever shared memory holds before.
+                let [first, second] = [0, 1].map(|_| engine.forward(&layer, &input).expect("an output"));
+                assert_eq!(first.data().as_bytes(), second.data().as_bytes(), "{case}");
             }
         }
     });

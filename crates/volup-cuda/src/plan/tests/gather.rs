@@ -61,7 +61,7 @@ pub fn extents(call: &Call<'_>) -> Vec<(&'static str, i64)> {
     let e = 16 / call.pointer("a").width as i64;
     let columns = call.size("BN") / call.size("RW");
     let taps = product(&["slices", "blocks", "d_kernel", "h_kernel", "w_kernel", "chunks"]);
-    let control = if call.int("ahead") > 0 { 9 + call.int("pieces") } else { 5 };
+    let control = if call.int("ahead") > 0 { 10 + call.int("pieces") } else { 5 };
     let a = product(&["slices", "chunks", "a_rows"]) * PANELS * e;
     vec![("a", a), ("b", taps * PANELS * columns * e), ("control", control)]
 }

@@ -58,7 +58,7 @@ pub fn extents(call: &Call<'_>) -> Vec<(&'static str, i64)> {
             let taps = product(&["d_kernel", "h_kernel", "w_steps", "chunks", "chunk_panels"]);
             let e = elements(call.pointer("a"));
             let scales = columns / of_tap(call)[0];
-            let control = ("control", 9 + call.int("pieces"));
+            let control = ("control", 10 + call.int("pieces"));
             let control = if call.int("ahead") > 0 { control } else { ("control", 5) };
             vec![("a", a * e), ("b", parts(call) * columns * taps * e), control, ("scale_w", scales)]
         }
@@ -155,7 +155,7 @@ pub fn pack_along(call: &Call<'_>, machine: &mut Machine, packing: impl FnOnce(i
     // A turn of all blocks is less than what may be packed ahead.
     assert!(ahead * 32 * voxels >= (call.grid[0] * rows_of_tile(call)).min(packing.a_rows) * block);
     let control = call.pointer("control");
-    for word in 8..9 + pieces {
+    for word in 8..10 + pieces {
         assert_eq!(machine.read(control, word), 0.0, "word {word} is not clear");
         machine.write(control, word, 1.0);
     }
