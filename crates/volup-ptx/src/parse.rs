@@ -414,7 +414,7 @@ impl<'a> Parser<'a> {
                 Op::Reduce { of, ty: ty()?, to: register(0)?, from: operand(1)?, mask: operand(2)? }
             }
             "atom" => {
-                let of = match parts[2] {
+                let of = match parts[parts.len() - 2] {
                     "add" => Function::Add,
                     "max" => Function::Max,
                     _ => return self.fail(name),

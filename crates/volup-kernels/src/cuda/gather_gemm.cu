@@ -284,11 +284,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
                 }
 #pragma unroll 1
                 for (int chunk = 0; chunk < chunks; chunk++) {
-                    if (lane == 0) {
-                        barrier_wait(empty_a + 8 * at_a, phase_a);
-                        barrier_expect(full_a + 8 * at_a, PANELS * length * 16);
-                    }
-                    __syncwarp();
+                    // Each lane for what it copies over.
+                    barrier_wait(empty_a + 8 * at_a, phase_a);
+                    if (lane == 0) barrier_expect(full_a + 8 * at_a, PANELS * length * 16);
                     if (lane < PANELS)
                         copy(ring_a + at_a * stage_bytes + lane * panel_bytes, a + 16ll * (from + (chunk * PANELS + lane) * a_rows),
                              length * 16, full_a + 8 * at_a);

@@ -2,8 +2,8 @@
 //
 // Of a block's producer warpgroup one warp copies; the other three do what `halo_pack_input` does, by pieces that all
 // blocks take in turn, so that every piece is some running block's. A piece is as good as packed when its flag is set. A
-// block packs so far ahead of its own products that what they read is still in the second-level cache: the first piece
-// that nobody has packed is never too far ahead for the warp that has it, whose products wait for none after it.
+// block packs so far ahead of the products that what they read is still in the second-level cache: the first piece that
+// nobody has packed is never too far ahead for the warp that has it, as whoever waits has asked for that one or a later one.
 //
 // A line of rows is cut into units of VOXELS positions, one of a lane at a time; UNITS of them are a piece. There are as many lines
 // before the first position as `lead` rows take.
@@ -41,14 +41,17 @@ struct PackAhead {
     int before, pieces, ahead;
 
     __device__ __forceinline__ int *next() const { return (int *)control + 8; }
-    __device__ __forceinline__ volatile int *reached() const { return (volatile int *)control + 9; }
+    __device__ __forceinline__ static unsigned *reached(unsigned *control) { return control + 9; }
     __device__ __forceinline__ volatile unsigned *flags() const { return control + 10; }
 
     /// Waits, as a warp, until rows are packed that copies are to read, and lets packs go on from there.
     __device__ __forceinline__ void await(int first, int last, const PackDivisors &by) const {
         if (ahead == 0) return;
         const int end = piece_of(min(last, a_rows - 1), by);
-        if (threadIdx.x % 32 == 0) *reached() = end;
+        // Its address is made anew: producers have no registers to hold it in.
+        unsigned *words = control;
+        asm volatile("" : "+l"(words));
+        if (threadIdx.x % 32 == 0) atomicMax(reached(words), end);
 #pragma unroll 1
         for (int piece = piece_of(max(first, 0), by) + threadIdx.x % 32; piece <= end; piece += 32)
             while (flags()[piece] == 0) __nanosleep(32);
@@ -59,7 +62,7 @@ struct PackAhead {
 
     /// Products ask for nothing more: what is left may be packed.
     __device__ __forceinline__ void finish() const {
-        if (ahead > 0 && threadIdx.x % 32 == 0) *reached() = pieces;
+        if (ahead > 0 && threadIdx.x % 32 == 0) atomicMax(reached(control), pieces);
     }
 
     /// A warp's share.
@@ -73,7 +76,7 @@ struct PackAhead {
         int piece = take(lane);
 #pragma unroll 1
         while (piece < pieces) {
-            while (piece - *reached() > ahead) __nanosleep(256);
+            while (piece - (int)*(volatile unsigned *)reached(control) > ahead) __nanosleep(256);
 #pragma unroll 1
             for (int i = lane; i < (vectors ? UNITS : UNITS * VOXELS); i += 32) {
                 const int unit = piece * UNITS + (vectors ? i : i / VOXELS), of_all = by.units.divide(unit), line = of_all - before;
