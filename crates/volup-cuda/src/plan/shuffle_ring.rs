@@ -1,5 +1,5 @@
-//! Planning `shuffle_ring`: kernels that are their stride, of many channels in float32. The kernel's file says what the numbers
-//! mean.
+//! Planning `shuffle_ring` and, for NDHWC, `shuffle_ring_last`: kernels that are their stride, of many channels in float32. The
+//! kernels' files say what the numbers mean.
 
 use super::pack::Operand;
 use super::shuffle_gemm::{CACHE, CLOCK, MEMORY, MOST, SEEN, START, applies, run, unit};
@@ -10,9 +10,10 @@ use crate::Variant;
 use std::fmt;
 use volup::{MemoryFormat, Result};
 
-/// Channels of a stage; elements that stand between its lines.
+/// Channels of a stage; elements that stand between its lines, of NDHWC between positions.
 const CHUNK: usize = 32;
 const PAD: usize = 4;
+const POSITION_PAD: usize = 8;
 /// The most stages, and the fewest beside weights that stay.
 const STAGES: usize = 16;
 const FEWEST: usize = 4;
@@ -29,6 +30,8 @@ const SOONER: f64 = 1.2e-6;
 pub(super) struct ShuffleRing<'a> {
     operand: Operand,
     kernel: &'a Variant,
+    /// Whether it is that of NDHWC.
+    last: bool,
     row_blocks: usize,
     /// Blocks of positions of a sample.
     pos_blocks: usize,
@@ -46,7 +49,7 @@ pub(super) struct ShuffleRing<'a> {
 impl fmt::Display for ShuffleRing<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [rows, positions] = tile(self.kernel);
-        write!(f, "shuffle_ring {} {rows}x{positions}, ", self.operand.name())?;
+        write!(f, "{} {} {rows}x{positions}, ", self.kernel.entry, self.operand.name())?;
         write!(f, "{} row blocks, {} groups, {} stages", self.row_blocks, self.groups, self.stages)?;
         f.write_str(if self.kept { ", weights kept" } else { "" })
     }
@@ -59,21 +62,28 @@ fn tile(kernel: &Variant) -> [usize; 2] {
 }
 
 impl<'a> ShuffleRing<'a> {
-    /// Every plan, where `shuffle_gemm` applies, for NCDHW with a stride of 2 along width, whole stages and copies of 16 bytes.
+    /// Every plan, where `shuffle_gemm` applies, of whole stages and copies of 16 bytes: for NCDHW with a stride of 2 along width,
+    /// for NDHWC with as many taps as a kernel has, and whole warps of rows.
     pub(super) fn all(context: Context<'a>) -> Vec<ShuffleRing<'a>> {
         let Some((operand, _)) = applies(context) else { return Vec::new() };
         let (geometry, conv) = (&context.request.geometry, context.request.geometry.conv());
         let last = context.request.output_format == MemoryFormat::ChannelsLast3d;
         let volume: usize = geometry.input_shape()[2..].iter().product();
-        let rows = conv.out_channels() * conv.stride().iter().product::<usize>();
-        let whole =
-            conv.in_channels().is_multiple_of(CHUNK) && [volume, rows].map(|run| unit(4 * run)) == [16; 2];
-        if last || conv.stride()[2] != 2 || !whole {
+        let taps = conv.stride().iter().product::<usize>();
+        let rows = conv.out_channels() * taps;
+        let whole = conv.in_channels().is_multiple_of(CHUNK)
+            && unit(4 * rows) == 16
+            && (last || conv.stride()[2] == 2 && unit(4 * volume) == 16);
+        if !whole {
             return Vec::new();
         }
         let types = operand.types(context);
-        let is_it = |kernel: &&Variant| kernel.param("KIND") == Some(operand.kind());
-        let kernels = context.kernels("shuffle_ring", &types).filter(is_it);
+        let is_it = |kernel: &&Variant| {
+            kernel.param("KIND") == Some(operand.kind())
+                && (!last || size(kernel, "TAPS") == taps && rows.is_multiple_of(size(kernel, "WARP_ROWS")))
+        };
+        let name = if last { "shuffle_ring_last" } else { "shuffle_ring" };
+        let kernels = context.kernels(name, &types).filter(is_it);
         kernels.filter_map(|kernel| ShuffleRing::new(context, operand, kernel)).collect()
     }
 
@@ -93,7 +103,9 @@ impl<'a> ShuffleRing<'a> {
         let turns = items.div_ceil(groups);
 
         // Weights stay where blocks take several items and enough stages of X fit beside them.
-        let [of_x, of_w] = [positions, tile_rows].map(|length| 4 * CHUNK * (length + PAD));
+        let last = kernel.param("TAPS").is_some();
+        let [of_lines, of_w] = [positions, tile_rows].map(|length| 4 * CHUNK * (length + PAD));
+        let of_x = if last { 4 * positions * (CHUNK + POSITION_PAD) } else { of_lines };
         let fixed = (16 * STAGES).next_multiple_of(128) + 8 * tile_rows + kernel.shared_bytes as usize;
         let room = (SHARED - RESERVED).checked_sub(fixed)?;
         let beside = room.saturating_sub(chunks * of_w) / of_x;
@@ -120,6 +132,7 @@ impl<'a> ShuffleRing<'a> {
         Some(ShuffleRing {
             operand,
             kernel,
+            last,
             row_blocks,
             pos_blocks,
             groups,
@@ -136,19 +149,21 @@ impl<'a> ShuffleRing<'a> {
         let request = context.request;
         let (geometry, conv) = (&request.geometry, request.geometry.conv());
         let [batch, _, depth, height, width] = geometry.input_shape();
-        let [d, h, _] = conv.stride();
+        let [d, h, w] = conv.stride();
         let buffers = [Buffer::Input, Buffer::Weight, Buffer::Bias, Buffer::Output];
         let mut arguments: Vec<Argument> = buffers.map(|buffer| Argument::Pointer(buffer, 0)).into();
         push(&mut arguments, [conv.out_channels(), depth * height * width, height * width, width, d, h])?;
+        push(&mut arguments, self.last.then_some(w))?;
         let [x_n, ..] = strides(geometry.input_shape(), request.input_format);
-        let [y_n, y_c, y_d, y_h, _] = strides(geometry.output_shape(), request.output_format);
+        let [y_n, y_c, y_d, y_h, y_w] = strides(geometry.output_shape(), request.output_format);
         arguments.extend([x_n, y_n].map(|stride| Argument::I64(stride as i64)));
-        push(&mut arguments, [y_c, y_d, y_h, self.chunks, self.pos_blocks, batch * self.pos_blocks])?;
-        push(&mut arguments, [self.row_blocks, self.stages])?;
+        push(&mut arguments, [y_c, y_d, y_h].into_iter().chain(self.last.then_some(y_w)))?;
+        push(&mut arguments, [self.chunks, self.pos_blocks, batch * self.pos_blocks])?;
+        push(&mut arguments, [self.row_blocks, self.stages, usize::from(self.kept)])?;
         let (code, slope) = activation_code(epilogue(&request.block)[0]);
-        let whole = run(geometry, false).is_multiple_of(4);
-        let numbers = [i32::from(self.kept), i32::from(whole), i32::from(conv.has_bias()), code];
-        arguments.extend(numbers.map(Argument::from));
+        let whole = i32::from(run(geometry, false).is_multiple_of(4));
+        arguments.extend((!self.last).then_some(Argument::from(whole)));
+        arguments.extend([i32::from(conv.has_bias()), code].map(Argument::from));
         arguments.push(Argument::F64(slope));
         let grid = [(self.row_blocks * self.groups) as u32, 1, 1];
         let (variant, shared) = (*self.kernel, self.shared as u32);

@@ -224,7 +224,7 @@ fn fits(call: &Call<'_>, plan: &Plan, what: &str) {
     if call.kernel() == "box_gemm" {
         boxes::check(call);
     }
-    if ["shuffle_gemm", "shuffle_ring", "shuffle_wgmma"].contains(&call.kernel()) {
+    if shuffle::KERNELS.contains(&call.kernel()) {
         shuffle::check(call);
     }
     if call.kernel() == "implicit_gemm" {

@@ -32,50 +32,17 @@
 // in elements), `chunks` (of 32 channels), `pos_blocks` (of a sample), `items` (of all), `row_blocks`, `stages`, `kept`,
 // `whole`, `has_bias`, `activation` (0, none; 1, ReLU; 2, leaky), `slope`.
 
-#include "activation.cuh"
-#include "divisor.cuh"
-#include "hopper.cuh"
-#include "mma.cuh"
-#include "operand.cuh"
-#include "warp_meet.cuh"
+#include "shuffle_ring.cuh"
 
-#if (KIND != 1 && KIND != 3) || !defined(WARP_ROWS) || !defined(WARP_POS) || !defined(ROW_WARPS) || !defined(POS_WARPS)
-#error "KIND 1 or 3; WARP_ROWS and WARP_POS of a warp; ROW_WARPS and POS_WARPS of a block"
-#endif
-
-/// Rows and positions of a block; its warps that multiply, and those that copy: a warp starts its copies one after the other.
-constexpr int ROWS = WARP_ROWS * ROW_WARPS, POS = WARP_POS * POS_WARPS, WARPS = ROW_WARPS * POS_WARPS, COPIERS = KIND == 3 ? 4 : 8;
-constexpr int THREADS = 32 * (WARPS + COPIERS);
-/// Channels of a stage, and of a matrix instruction.
-constexpr int KC = 32, STEP = 8;
-/// Elements from a channel's line to the next: what a warp reads at once lies in different banks.
-constexpr int X_PITCH = POS + 4, W_PITCH = ROWS + 4;
-/// Tiles of 16 rows, and pairs of tiles of 8 positions, of a warp.
-constexpr int MT = WARP_ROWS / 16, PAIRS = WARP_POS / 16;
-/// Where no output is.
-constexpr int NOWHERE = -1;
+/// Elements from a channel's line of positions to the next: what a warp reads at once lies in different banks.
+constexpr int X_PITCH = POS + 4;
+/// Pairs of tiles of 8 positions of a warp.
+constexpr int PAIRS = WARP_POS / 16;
 
 /// What numbers are divided by.
 struct Divisors {
     Divisor taps, plane, width, pos_blocks, h_stride;
 };
-
-/// A float32 for instructions that cut it off to tf32: rounded to nearest, ties away from zero. A NaN, made positive and quiet
-/// by an addition, would become negative: the maximum keeps it.
-__device__ __forceinline__ unsigned rounded(float x) {
-    asm("add.f32 %0, %0, 0f80000000;" : "+f"(x));
-    return __viaddmax_s32(__float_as_int(x), 0x1000, __float_as_int(x));
-}
-
-/// What the matrix instructions take of a float32.
-__device__ __forceinline__ void split(float x, unsigned (&to)[PARTS]) {
-#if KIND == 3
-    to[0] = __float_as_uint(x);
-    part_tf32(to[0], to[1]);
-#else
-    to[0] = rounded(x);
-#endif
-}
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) shuffle_ring(
     const float *x, const float *w, const float *bias, float *y, int out_channels, int volume, int plane, int width, int d_stride,

@@ -530,12 +530,14 @@ fn shuffle_gemm() {
 }
 
 /// Whole stages and copies, few positions and many, tiny values, and those of which some are.
-const RINGS: [&str; 5] = [
+const RINGS: [&str; 7] = [
     "n 2, 3x4x5, 32>9, k 2, s 2, bias, relu",
     "n 1, 2x3x6, 96>5, k 1x2x2, s 1x2x2",
     "n 3, 4x5x8, 64>20, k 2, s 2, leaky_relu(-0.75)",
     "n 2, 9x8x8, 64>8, k 3x1x2, s 3x1x2, bias",
-    "n 1, 2x2x7, 160>3, k 2, s 2, bias",
+    "n 2, 2x2x7, 160>3, k 2, s 2, bias",
+    "n 3, 3x5x7, 64>24, k 2, s 2, bias, relu",
+    "n 1, 3x3x5, 32>12, k 4x1x2, s 4x1x2, bias",
 ];
 
 #[test]
@@ -543,7 +545,10 @@ fn shuffle_ring() {
     engines(Some(Algorithm::ShuffleRing), |engine| {
         for (seed, line) in RINGS.into_iter().enumerate() {
             let case = Case::parse("ring", line, "many channels").expect("a valid case");
-            for fill in Fill::ALL {
+            for (fill, format) in Fill::ALL.into_iter().flat_map(|fill| {
+                [MemoryFormat::Contiguous, MemoryFormat::ChannelsLast3d].map(|format| (fill, format))
+            }) {
+                let case = Case { format, ..case.clone() };
                 let deviation = check(engine, &case, DType::F32, fill, seed as u64).expect("a result");
                 assert!(deviation.is_ok(), "{case}: {deviation}");
                 let (input, parameters) = case.inputs(DType::F32, fill, seed as u64);

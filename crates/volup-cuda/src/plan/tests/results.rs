@@ -110,9 +110,7 @@ pub fn features(plan: &Plan) -> BTreeSet<&'static str> {
     for call in calls.iter().filter(|call| call.kernel() == "box_gemm") {
         found.extend(boxes::features(call));
     }
-    for call in
-        calls.iter().filter(|call| ["shuffle_gemm", "shuffle_ring", "shuffle_wgmma"].contains(&call.kernel()))
-    {
+    for call in calls.iter().filter(|call| shuffle::KERNELS.contains(&call.kernel())) {
         found.extend(shuffle::features(call));
     }
     for call in calls.iter().filter(|call| call.kernel() == "implicit_gemm") {

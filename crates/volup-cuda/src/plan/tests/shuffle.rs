@@ -1,4 +1,4 @@
-//! What `shuffle_gemm`, `shuffle_ring` and `shuffle_wgmma` do, given their arguments.
+//! What `shuffle_gemm`, `shuffle_ring`, `shuffle_ring_last` and `shuffle_wgmma` do, given their arguments.
 
 use super::contracts::{activate, activation, biased};
 use super::machine::{Call, Machine};
@@ -6,6 +6,8 @@ use super::norm;
 use super::operand::{is_out_of_range, split};
 use volup::reference;
 
+/// The kernels.
+pub const KERNELS: [&str; 4] = ["shuffle_gemm", "shuffle_ring", "shuffle_ring_last", "shuffle_wgmma"];
 /// The most shared memory that a block may have.
 const MOST_SHARED: i64 = 232_448;
 /// Channels of a stage.
@@ -25,7 +27,10 @@ type Place = [i64; 2];
 
 /// How a launch is cut.
 struct Layout {
+    /// Whether rows are in the order of NDHWC.
     last: bool,
+    /// Whether it is the kernel of many channels for NDHWC.
+    ring_last: bool,
     /// Bytes of an element, elements of 16 bytes, and parts of a number.
     size: i64,
     vector: i64,
@@ -55,7 +60,7 @@ impl Layout {
     fn new(call: &Call<'_>) -> Layout {
         let (wgmma, gemm) = (is_wgmma(call), is_gemm(call));
         let [d_stride, h_stride] = call.ints(["d_stride", "h_stride"]);
-        let strides = [d_stride, h_stride, if gemm { call.int("w_stride") } else { 2 }];
+        let strides = [d_stride, h_stride, if call.has("w_stride") { call.int("w_stride") } else { 2 }];
         let size = call.pointer("x").width as i64;
         let row_blocks = call.int("row_blocks");
         assert!(row_blocks > 0 && call.grid[0] % row_blocks == 0, "{:?}, {row_blocks}", call.grid);
@@ -67,6 +72,7 @@ impl Layout {
         };
         Layout {
             last: gemm && call.size("LAST") == 1,
+            ring_last: call.kernel() == "shuffle_ring_last",
             size,
             vector: 16 / size,
             parts: if call.size("KIND") == 3 { 2 } else { 1 },
@@ -115,6 +121,11 @@ impl Layout {
 
     /// The neighbours that each lane has.
     fn neighbours(&self) -> Vec<Vec<Place>> {
+        if self.ring_last {
+            let first = (0..self.rows).filter(|row| row / self.taps % 4 == 0);
+            let all = first.flat_map(|row| (0..self.positions).map(move |position| [row, position]));
+            return all.map(|[row, p]| (0..4).map(|e| [row + e * self.taps, p]).collect()).collect();
+        }
         let (row_step, pos_step) = match (self.last, self.strides[2]) {
             (true, _) => (4, 1),
             // Of 16 bits eight.
@@ -139,7 +150,7 @@ fn is_wgmma(call: &Call<'_>) -> bool {
 
 /// Whether it is the kernel of many channels.
 fn is_ring(call: &Call<'_>) -> bool {
-    call.kernel() == "shuffle_ring"
+    ["shuffle_ring", "shuffle_ring_last"].contains(&call.kernel())
 }
 
 /// Whether it is the kernel of all layouts and strides.
@@ -151,7 +162,7 @@ fn is_gemm(call: &Call<'_>) -> bool {
 fn mode(call: &Call<'_>) -> i64 {
     match call.kernel() {
         "shuffle_wgmma" => call.size("MODE"),
-        "shuffle_ring" => 0,
+        "shuffle_ring" | "shuffle_ring_last" => 0,
         _ => call.int("mode"),
     }
 }
@@ -193,7 +204,7 @@ pub fn check(call: &Call<'_>) {
         assert!(channels % UNIT == 0 && taps * channels <= rows, "{channels} channels of {what}");
         assert!(covers(row_blocks, channels, layout.out_channels), "{row_blocks} row blocks of {what}");
     } else {
-        assert!([1, 2].contains(&layout.strides[2]), "{what}");
+        assert!(layout.ring_last || [1, 2].contains(&layout.strides[2]), "{what}");
         assert!(covers(row_blocks, rows, layout.all_rows()), "{row_blocks} row blocks of {what}");
     }
     assert!(covers(pos_blocks, positions, layout.volume), "{pos_blocks} blocks of positions of {what}");
@@ -205,7 +216,7 @@ pub fn check(call: &Call<'_>) {
 
     match call.kernel() {
         "shuffle_wgmma" => check_wgmma(call, &layout),
-        "shuffle_ring" => check_ring(call, &layout),
+        "shuffle_ring" | "shuffle_ring_last" => check_ring(call, &layout),
         _ => check_gemm(call, &layout),
     }
     let own = i64::from(call.variant.shared_bytes);
@@ -215,7 +226,7 @@ pub fn check(call: &Call<'_>) {
     // What is counted in 32 bits: elements of a sample, of x, of y and of a line of the weight, with a block past
     // the end; blocks of positions, and stages of a block; partial statistics.
     let [y_c, y_d, y_h] = call.ints(["y_c", "y_d", "y_h"]);
-    let y_w = if is_gemm(call) { call.int("y_w") } else { 1 };
+    let y_w = if call.has("y_w") { call.int("y_w") } else { 1 };
     let [d_stride, h_stride, w_stride] = layout.strides;
     let (depth, height) = (layout.volume / plane, plane / width);
     let farthest = (layout.out_channels - 1) * y_c
@@ -279,20 +290,27 @@ fn check_gemm(call: &Call<'_>, layout: &Layout) {
     assert!(any || divides(w_unit, layout.all_rows()), "{w_unit} bytes of w: {what}");
 }
 
-/// What `shuffle_ring` is.
+/// What `shuffle_ring` and `shuffle_ring_last` are.
 fn check_ring(call: &Call<'_>, layout: &Layout) {
     let what = call.variant.name;
     let warps = call.size("ROW_WARPS") * layout.places;
     let copiers = COPIERS / layout.parts;
     assert_eq!(i64::from(call.variant.threads), 32 * (warps + copiers), "{what}");
-    let [chunks, stages, kept, width, x_n] = call.ints(["chunks", "stages", "kept", "width", "x_n"]);
+    let [chunks, stages, kept, x_n] = call.ints(["chunks", "stages", "kept", "x_n"]);
     assert!(stages > 0 && [0, 1].contains(&kept), "{stages} stages of {what}");
     let w_stages = if kept == 1 { chunks } else { stages };
-    let lines = stages * (layout.positions + 4) + w_stages * (layout.rows + 4);
+    let of_x = if layout.ring_last { layout.positions * 5 / 4 } else { layout.positions + 4 };
+    let lines = stages * of_x + w_stages * (layout.rows + 4);
     let barriers = (16 * stages + 127) / 128 * 128;
     assert_eq!(call.shared, barriers + 4 * CHUNK * lines + 8 * layout.rows, "{what}");
-    assert!([layout.volume, x_n, layout.all_rows()].iter().all(|run| run % 4 == 0), "copies of {what}");
-    assert!(call.int("whole") == 0 || width % 2 == 0, "{what}");
+    assert!([x_n, layout.all_rows()].iter().all(|run| run % 4 == 0), "copies of {what}");
+    if layout.ring_last {
+        assert!(layout.taps == call.size("TAPS") && 8 % layout.taps == 0, "{} taps of {what}", layout.taps);
+        assert_eq!(layout.all_rows() % call.size("WARP_ROWS"), 0, "{what}");
+    } else {
+        assert!(layout.volume % 4 == 0, "copies of {what}");
+        assert!(call.int("whole") == 0 || call.int("width") % 2 == 0, "{what}");
+    }
 }
 
 /// What `shuffle_wgmma` is.
@@ -324,7 +342,7 @@ fn check_wgmma(call: &Call<'_>, layout: &Layout) {
 /// What is unusual about a launch.
 pub fn features(call: &Call<'_>) -> Vec<&'static str> {
     let layout = Layout::new(call);
-    let [whole, chunks] = call.ints(["whole", "chunks"]);
+    let (whole, chunks) = (if layout.ring_last { 1 } else { call.int("whole") }, call.int("chunks"));
     let (mode, wgmma) = (mode(call), is_wgmma(call));
     let x_unit = if is_gemm(call) { call.int("x_unit") } else { 16 };
     let rows = if layout.last { layout.channels } else { layout.rows };
@@ -333,6 +351,7 @@ pub fn features(call: &Call<'_>) -> Vec<&'static str> {
         ("blocks of many blocks of positions", layout.items > layout.groups),
         ("blocks without positions of a sample", counts(call) && layout.pos_blocks < layout.groups),
         ("channels last", layout.last),
+        ("channels last, many", layout.ring_last),
         ("chunks", chunks > 1),
         ("copies of 4 bytes", x_unit == 4),
         ("copies of 8 bytes", x_unit == 8),
@@ -384,7 +403,11 @@ fn fetch(call: &Call<'_>, machine: &Machine, layout: &Layout, item: i64) -> (Vec
     let [sample, first] = layout.first(item);
     let count = layout.positions.min(layout.volume - first);
     let read = |c: i64, p: i64| {
-        let at = if layout.last { p * layout.in_channels + c } else { c * layout.volume + p };
+        let at = if layout.last || layout.ring_last {
+            p * layout.in_channels + c
+        } else {
+            c * layout.volume + p
+        };
         machine.read(x, sample * x_n + at)
     };
     let kept: Vec<Vec<f64>> = (0..layout.in_channels)
@@ -490,8 +513,9 @@ fn write(
     outputs: &[Option<Vec<f64>>],
 ) {
     let [y_n, y_c, y_d, y_h] = call.ints(["y_n", "y_c", "y_d", "y_h"]);
-    let y_w = if is_gemm(call) { call.int("y_w") } else { 1 };
-    let [plane, width, whole] = call.ints(["plane", "width", "whole"]);
+    let y_w = if call.has("y_w") { call.int("y_w") } else { 1 };
+    let [plane, width] = call.ints(["plane", "width"]);
+    let whole = if layout.ring_last { 1 } else { call.int("whole") };
     let y = call.pointer("y");
     let [sample, first] = layout.first(item);
     let [d_stride, h_stride, w_stride] = layout.strides;

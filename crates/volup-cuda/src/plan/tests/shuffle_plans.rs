@@ -143,6 +143,7 @@ fn shuffle_gemm_computes_the_definition() {
         "blocks of many blocks of positions",
         "blocks without positions of a sample",
         "channels last",
+        "channels last, many",
         "chunks",
         "copies of 16 bytes",
         "copies of 4 bytes",
@@ -170,7 +171,7 @@ fn shuffle_gemm_computes_the_definition() {
 fn shuffle_gemm_computes_the_definition_with_a_single_kernel() {
     fn is(kernel: &Variant, sizes: [i64; 3]) -> bool {
         let of = ["WARP_ROWS", "ROW_WARPS", "POS_WARPS"].map(|name| kernel.param(name));
-        !["shuffle_ring", "shuffle_wgmma"].contains(&kernel.entry)
+        !["shuffle_ring", "shuffle_ring_last", "shuffle_wgmma"].contains(&kernel.entry)
             && (kernel.entry != "shuffle_gemm" || of == sizes.map(Some))
     }
     let [long, few] = [132, 2].map(with_multiprocessors);
@@ -400,11 +401,16 @@ fn a_wrong_argument_shows() {
     let example = Example::new(&case, DType::F32, |_, _| {});
     let of_ring = "out_channels volume plane width d_stride h_stride x_n y_n y_c y_d y_h chunks pos_blocks items row_blocks \
                    stages kept whole has_bias activation";
-    let request = example.request(Algorithm::ShuffleRing, Precision::Tf32, [FORMATS[0]; 2]);
-    let plan = Plan::new(&request, &device, &variants).unwrap();
-    assert_eq!(plan.algorithm, Algorithm::ShuffleRing);
-    let unnoticed = unnoticed_of(&example, &request, &plan, &[("shuffle_ring", of_ring)]);
-    assert!(unnoticed.is_empty(), "{unnoticed:?} may be wrong: {plan}");
+    let of_ring_last = "out_channels volume plane width d_stride h_stride w_stride x_n y_n y_c y_d y_h y_w chunks pos_blocks \
+                        items row_blocks stages kept has_bias activation";
+    let of_each = [("shuffle_ring", of_ring), ("shuffle_ring_last", of_ring_last)];
+    for (format, wrong) in FORMATS.into_iter().zip(of_each) {
+        let request = example.request(Algorithm::ShuffleRing, Precision::Tf32, [format; 2]);
+        let plan = Plan::new(&request, &device, &variants).unwrap();
+        assert_eq!(plan.algorithm, Algorithm::ShuffleRing);
+        let unnoticed = unnoticed_of(&example, &request, &plan, &[wrong]);
+        assert!(unnoticed.is_empty(), "{unnoticed:?} may be wrong: {plan}");
+    }
     // Where lines are odd, and channels no multiple of four, neighbours do not lie side by side.
     let case = Case::parse("wrong", ROWS[4].0, ROWS[4].1).unwrap();
     let example = Example::new(&case, DType::F32, |_, _| {});
