@@ -49,6 +49,7 @@ SANITIZED = (
     "nnunet-64-32-64-block-small",
     "last-block",
     "last-k-s",
+    "last-k-s-many",
 )
 # Of these, those with a normalization.
 NORMALIZED = tuple(name for name in SANITIZED if "block" in name)

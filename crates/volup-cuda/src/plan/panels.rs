@@ -17,17 +17,21 @@ const PACK_PIECES: [usize; 2] = [256, 2304];
 /// Channels of a block where a kernel has more pieces: what they write together is whole sectors.
 const PACK_CHANNELS: usize = 4;
 
-/// Units of a line of rows that `pack_ahead.cuh` takes at a time, which have a flag.
-const UNITS: usize = 32;
+/// Panels that a lane of `pack_ahead.cuh` has at least, as far as they are shared, among how many lanes at most.
+const SHARE: usize = 8;
+const SHARES: usize = 4;
 /// The part of the second-level cache that what is packed ahead of the products may take, unless tiles in turn need more: so many
 /// turns of all blocks.
 const AHEAD: usize = 3;
 /// What packing beside products takes of the time that it takes by itself, of one part and of two: both take the GPU's power.
 const BESIDE: [f64; 2] = [0.6, 0.8];
-/// Bytes a second of the input that may be packed so, by the size of an element: 2, 4.
+/// Bytes a second of the input that may be packed so: of elements of 2 bytes, of 4; of these in two parts where each row is a
+/// position, so that lanes exchange what they have, for each panel up to so many.
 const PACKED: [f64; 2] = [0.5e12, 1e12];
+const EXCHANGED: f64 = 2.5e10;
+const PANELS: usize = 8;
 /// What waiting for the first rows takes, in seconds.
-const FIRST: f64 = 4e-6;
+const FIRST: f64 = 6e-6;
 
 /// The most blocks along the second and third axis of a grid.
 const MOST_BLOCKS: usize = 65_535;
@@ -194,17 +198,23 @@ impl InputPanels {
     pub(super) fn beside(&self, context: Context<'_>, products: f64, alone: f64) -> f64 {
         let request = context.request;
         let bytes = request.geometry.input_shape().iter().product::<usize>() * request.dtype.size();
-        let least = bytes as f64 / PACKED[usize::from(request.dtype.size() == 4)];
+        let rate = match (self.operand, self.block) {
+            (Operand::Half, _) => PACKED[0],
+            (Operand::Split, 1) => EXCHANGED * self.channel_panels.min(PANELS) as f64,
+            _ => PACKED[1],
+        };
+        let least = bytes as f64 / rate;
         FIRST + (BESIDE[self.operand.parts() - 1] * alone).max(least - products)
     }
 
-    /// Units of a line, lines before the first, and pieces, as `pack_ahead.cuh` has them.
-    fn pieces(&self) -> [usize; 3] {
+    /// Units of a line, lines before the first, units of a piece as a power of two, and pieces, as `pack_ahead.cuh` has them.
+    fn pieces(&self) -> [usize; 4] {
         let voxels = if self.operand == Operand::Split { 2 } else { 4 };
         let [.., pitch] = self.pitches;
         let (units, before) = ((pitch * self.block).div_ceil(voxels), self.lead.div_ceil(pitch));
         let lines = before + self.rows.saturating_sub(self.lead).div_ceil(pitch);
-        [units, before, (lines * units).div_ceil(UNITS)]
+        let shift = 5 - (self.channel_panels / SHARE).clamp(1, SHARES).ilog2() as usize;
+        [units, before, shift, (lines * units).div_ceil(1 << shift)]
     }
 
     /// Words after the control words that packing it beside products takes.
@@ -223,10 +233,10 @@ impl InputPanels {
     ) -> Result<()> {
         let row_bytes = self.slices * self.panels * self.operand.parts() * 16;
         let cached = context.device.l2_bytes / AHEAD / row_bytes;
-        let [units, before, pieces] = self.pieces();
+        let [units, before, shift, pieces] = self.pieces();
         let ahead = |rows: usize| (cached.max(AHEAD * rows) * pieces).div_ceil(self.rows);
         push(arguments, self.strides)?;
-        push(arguments, [units, before, pieces, rows.map_or(0, ahead)])
+        push(arguments, [units, before, shift, pieces, rows.map_or(0, ahead)])
     }
 
     /// The launch that writes it, of samples from so many bytes into the input on, to an address of the workspace. It may go along

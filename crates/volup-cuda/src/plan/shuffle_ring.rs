@@ -22,6 +22,8 @@ const FEWEST: usize = 4;
 const STAGE: [f64; 2] = [400.0, 245.0];
 const STAGE_OF_PARTS: [f64; 2] = [295.0, 940.0];
 const WRITE: [f64; 2] = [850.0, 425.0];
+/// What blocks of NDHWC that take several items were seen to take of that.
+const SEVERAL_LAST: f64 = 1.085;
 /// Seconds that blocks have what they start with sooner than those of `shuffle_gemm`.
 const SOONER: f64 = 1.2e-6;
 
@@ -126,8 +128,9 @@ impl<'a> ShuffleRing<'a> {
         let squares = (tile_rows * positions) as f64 / 4096.0;
         let stage = if operand == Operand::Tf32 { STAGE } else { STAGE_OF_PARTS };
         let [stage, write] = [stage, WRITE].map(|[all, square]| all + square * squares);
+        let slower = if last && turns > 1 { SEVERAL_LAST } else { 1.0 };
         let turns = (turns * (row_blocks * groups).div_ceil(processors)) as f64;
-        let compute = turns * (chunks as f64 * stage + write) / CLOCK;
+        let compute = slower * turns * (chunks as f64 * stage + write) / CLOCK;
         let seconds = START - SOONER + moved.max(compute) + SEEN * moved.min(compute);
         Some(ShuffleRing {
             operand,

@@ -194,7 +194,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
     int w_stride, int w_dilation, int w_step, int w_inverse, int w_padding, int w_out, int chunks, int slices, int blocks, int channels, int y_n,
     int y_c, int y_d, int y_h, int y_w, int channels_first, int has_bias, int activation, double slope, int a_stages, int stage_rows,
     int b_stages, int by_work, const Element *x, unsigned *control, int x_count, int x_depth, int x_height, int x_width,
-    int panels, int x_n, int x_c, int x_d, int x_h, int x_w, int units, int before, int pieces, int ahead) {
+    int panels, int x_n, int x_c, int x_d, int x_h, int x_w, int units, int before, int shift, int pieces, int ahead) {
     extern __shared__ __align__(128) char memory[];
     const Sizes s = {voxels, pd, ph, pw, in_d, in_h, in_w, back_d, back_h, back_w, by_work,
                      {d_kernel, d_stride, d_dilation, d_step, d_inverse, d_padding},
@@ -211,7 +211,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
     const unsigned ring_a = shared(memory) + FIXED + WGS * (16 * BN + 16 * STAGING), ring_b = ring_a + a_stages * stage_bytes;
     const int phase_count = d_stride * (h_stride / RH) * (w_stride / RW), all = slices * blocks, row_tiles = (rows + BM - 1) / BM;
     const int tiles = row_tiles * phase_count * all;
-    const PackAhead packed = {x, (uint4 *)a, control, a_rows, 0, x_count, x_depth, x_height, x_width, 1, panels, x_n, x_c, x_d, x_h, x_w, before, pieces, ahead};
+    const PackAhead packed = {x, (uint4 *)a, control, a_rows, 0, x_count, x_depth, x_height, x_width, 1, panels, x_n, x_c, x_d, x_h, x_w, before, shift, pieces, ahead};
 
     if (threadIdx.x == 0) {
 #pragma unroll 1

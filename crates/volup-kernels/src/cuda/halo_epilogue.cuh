@@ -26,9 +26,10 @@ constexpr int M = 64 * MI, BM = WGS * M;
 /// Alone on its multiprocessor, a block's producer is a warpgroup that leaves its registers to the consumers.
 constexpr bool ALONE = CTAS == 1;
 constexpr int CONSUMERS = 128 * WGS, THREADS = CONSUMERS + (ALONE ? 128 : 32);
-/// The producer packs as well, which takes more than copying does; `gather_gemm`'s consumers hold two fragments.
+/// The producer packs as well, which takes more than copying does; `gather_gemm`'s consumers hold two fragments of
+/// all their rows.
 #ifdef RW
-constexpr bool GATHERS = true;
+constexpr bool GATHERS = MI == 2;
 #else
 constexpr bool GATHERS = false;
 #endif

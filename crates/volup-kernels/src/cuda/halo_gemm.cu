@@ -148,7 +148,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
     , int advance, int w_dilation, int w_reach
 #endif
     , const Element *x, int n, int height, int width, int block, int panels, int x_n, int x_c, int x_d, int x_h, int x_w,
-    int units, int before, int pieces, int ahead
+    int units, int before, int shift, int pieces, int ahead
 ) {
     extern __shared__ __align__(128) char memory[];
 #if !PARTED
@@ -179,7 +179,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
     const unsigned ring_b = ring_a + a_stages * stage_bytes;
     const int tiles = (rows + advance - 1) / advance * d_stride * h_stride * slices * blocks;
 #if PACKS_AHEAD
-    const PackAhead packed = {x, (uint4 *)a, control, a_rows, lead, n, d_input, height, width, block, panels, x_n, x_c, x_d, x_h, x_w, before, pieces, ahead};
+    const PackAhead packed = {x, (uint4 *)a, control, a_rows, lead, n, d_input, height, width, block, panels, x_n, x_c, x_d, x_h, x_w, before, shift, pieces, ahead};
 #endif
 
     if (threadIdx.x == 0) {

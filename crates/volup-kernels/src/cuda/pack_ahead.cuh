@@ -5,8 +5,9 @@
 // block packs so far ahead of the products that what they read is still in the second-level cache: the first piece that
 // nobody has packed is never too far ahead for the warp that has it, as whoever waits has asked for that one or a later one.
 //
-// A line of rows is cut into units of VOXELS positions, one of a lane at a time; UNITS of them are a piece. There are as many lines
-// before the first position as `lead` rows take.
+// A line of rows is cut into units of VOXELS positions; 2^`shift` of them are a piece, at most 32, so that each has as many lanes
+// of a warp, which share its panels: the first products wait for whole pieces. There are as many lines before the first position as
+// `lead` rows take.
 //
 // The input has one slice, whose channels fill its panels, and these its chunks. It and its pack have fewer elements and
 // pieces of 16 bytes than 2^31.
@@ -17,8 +18,6 @@
 #include "hopper.cuh"
 #include "operand.cuh"
 
-/// Units of a piece.
-constexpr int UNITS = 32;
 /// Neighbours of a line that are read at once.
 constexpr int VOXELS = KIND == 2 ? 2 : 4;
 struct alignas(VOXELS * sizeof(Element)) Voxels {
@@ -38,7 +37,7 @@ struct PackAhead {
     unsigned *control;
     int a_rows, lead, n, depth, height, width, block, panels, x_n, x_c, x_d, x_h, x_w;
     /// Lines before the first, pieces, and how many of them the pack may be ahead of the products; 0 if there is nothing to pack.
-    int before, pieces, ahead;
+    int before, shift, pieces, ahead;
 
     __device__ __forceinline__ int *next() const { return (int *)control + 8; }
     __device__ __forceinline__ static unsigned *reached(unsigned *control) { return control + 9; }
@@ -78,8 +77,8 @@ struct PackAhead {
         while (piece < pieces) {
             while (piece - (int)*(volatile unsigned *)reached(control) > ahead) __nanosleep(256);
 #pragma unroll 1
-            for (int i = lane; i < (vectors ? UNITS : UNITS * VOXELS); i += 32) {
-                const int unit = piece * UNITS + (vectors ? i : i / VOXELS), of_all = by.units.divide(unit), line = of_all - before;
+            for (int i = lane; i < (vectors ? 32 : VOXELS << shift); i += 32) {
+                const int unit = (piece << shift) + (vectors ? i & ((1 << shift) - 1) : i / VOXELS), of_all = by.units.divide(unit), line = of_all - before;
                 const int at = (unit - of_all * by.units.by) * VOXELS + (vectors ? 0 : i % VOXELS);
                 const int plane = by.plane.divide(max(line, 0)), sample = by.sample.divide(plane);
                 const int h = line - plane * by.plane.by, d = plane - sample * by.sample.by;
@@ -112,7 +111,7 @@ private:
     /// The piece that a row is of.
     __device__ __forceinline__ int piece_of(int row, const PackDivisors &by) const {
         const int from = row - lead + before * by.line.by, line = by.line.divide(from);
-        return (line * by.units.by + (from - line * by.line.by) * block / VOXELS) / UNITS;
+        return (line * by.units.by + (from - line * by.line.by) * block / VOXELS) >> shift;
     }
 
     /// A piece, as the first lane sees it.
@@ -138,7 +137,7 @@ private:
         uint4 part[PARTS];
     };
 
-    /// Neighbouring positions of a line, `at` the first of them, channel by channel. With APART, two that are as far apart are in
+    /// Neighbouring positions of a line, `at` the first of them, channel by channel, of the lane's share of panels. With APART, two that are as far apart are in
     /// neighbouring rows: an even lane takes both lanes' first one, so that neighbouring lanes write neighbouring rows.
     template <int APART>
     __device__ __forceinline__ void unit_of(int from, int row0, int at, int pitch, bool here, float scale, unsigned &most, unsigned &coarse) const {
@@ -152,8 +151,11 @@ private:
             if (k / NEXT % 2 == 1) exchange(to[k - NEXT], to[k], odd);
         }
         [[maybe_unused]] unsigned of_position[VOXELS] = {};
+        const int share = threadIdx.x % 32 >> shift, shares = 32 >> shift, end = (share + 1) * count / shares;
+        int p = share * count / shares;
+        from += p * E * x_c;
 #pragma unroll 1
-        for (int p = 0; p < count; p++) {
+        for (; p < end; p++) {
             // Multiples of what does not change would be held in registers.
             int step = x_c;
             asm volatile("" : "+r"(step));
@@ -194,7 +196,12 @@ private:
         }
 #if KIND == 2
 #pragma unroll
-        for (int k = 0; k < VOXELS; k++) coarse += is_coarse(of_position[k], scale);
+        for (int k = 0; k < VOXELS; k++) {
+#pragma unroll 1
+            for (int other = 1 << shift; other < 32; other *= 2)
+                of_position[k] = max(of_position[k], __shfl_xor_sync(0xffffffffu, of_position[k], other));
+            if (share == 0) coarse += is_coarse(of_position[k], scale);
+        }
 #endif
     }
 

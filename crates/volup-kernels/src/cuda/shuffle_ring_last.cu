@@ -221,11 +221,33 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) shuffle_ring_last(
                 for (int j = 0; j < TILES; j++)
 #pragma unroll
                     for (int e = 0; e < 4; e++) sum[i][j][e] = straighten(sum[i][j][e], activation, (float)slope);
-        for_positions([&](int p, auto of) {
-            const int d = by.plane.divide(p), in_plane = p - d * plane, h = by.width.divide(in_plane), in_line = in_plane - h * width;
-            float *const to = of_sample + (d * d_stride * y_d + h * h_stride * y_h + in_line * w_stride * y_w);
+        // Neighbouring lanes have neighbouring positions: of two runs of channels the even one writes the first half, the odd one the
+        // second, so that both together write whole sectors.
+        // The compiler takes vectors apart unless told which instruction it is.
+        const bool odd = lane % 2;
 #pragma unroll
-            for (int c = 0; c < CHANNELS; c += 4) *(float4 *)(to + c) = make_float4(of(c), of(c + 1), of(c + 2), of(c + 3));
-        });
+        for (int j = 0; j < TILES; j++)
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                const int p = first + 8 * j + e, d = by.plane.divide(p), in_plane = p - d * plane, h = by.width.divide(in_plane);
+                const int place = d * d_stride * y_d + h * h_stride * y_h + (in_plane - h * width) * w_stride * y_w;
+                const int own = fixed != NOWHERE && p < volume ? place : NOWHERE;
+                float one[4], next[4];
+#pragma unroll
+                for (int c = 0; c < 4; c++) {
+                    one[c] = sum[c / 2][j][c % 2 * 2 + e];
+                    if (CHANNELS == 4) continue;
+                    const float high = sum[2 + c / 2][j][c % 2 * 2 + e], taken = __shfl_xor_sync(0xffffffffu, odd ? one[c] : high, 1);
+                    next[c] = odd ? high : taken;
+                    one[c] = odd ? taken : one[c];
+                }
+                if (CHANNELS == 4) {
+                    if (own != NOWHERE) __stwb((float4 *)(of_sample + own), make_float4(one[0], one[1], one[2], one[3]));
+                    continue;
+                }
+                const int other = __shfl_xor_sync(0xffffffffu, own, 1), at = odd ? other : own, next_at = odd ? own : other;
+                if (at != NOWHERE) __stwb((float4 *)(of_sample + at + 4 * odd), make_float4(one[0], one[1], one[2], one[3]));
+                if (next_at != NOWHERE) __stwb((float4 *)(of_sample + next_at + 4 * odd), make_float4(next[0], next[1], next[2], next[3]));
+            }
     }
 }

@@ -172,6 +172,7 @@ const ROWS: &[(&str, &str, &str)] = &[
     ("last-k3", "n 2, 4x5x6, 4>6, k 3, p 1, channels_last_3d", "channels fastest, in and out"),
     ("last-s2", "n 2, 3x4x5, 8>6, k 3, s 2, p 1, op 1, bias, channels_last_3d", "phases interleave whole channel vectors"),
     ("last-k-s", "n 2, 3x4x5, 16>8, k 2, s 2, bias, channels_last_3d", "a GEMM whose rows are written apart"),
+    ("last-k-s-many", "n 2, 3x4x3, 64>24, k 2, s 2, bias, relu, channels_last_3d", "many channels of a position, and of a tap"),
     ("last-groups", "n 2, 3x4x5, 6>9, k 3, g 3, channels_last_3d", "a group is a slice of each channel vector"),
     ("last-vectors", "n 2, 3x4x5, 40>16, k 3, p 1, bias, channels_last_3d", "channels are whole vectors on both sides"),
     ("last-block", "n 2, 3x4x5, 5>6, k 3, s 2, bias, relu, gn 2, silu, channels_last_3d", "a group's values are strided"),

@@ -56,7 +56,9 @@ pub fn run(call: &Call<'_>, machine: &mut Machine) {
         name if name.starts_with("box_") => boxes::run(call, machine),
         "gather_gemm" => gather::run(call, machine),
         name if name.starts_with("halo_") => halo::run(call, machine),
-        "shuffle_gemm" | "shuffle_ring" | "shuffle_ring_last" | "shuffle_wgmma" => shuffle::run(call, machine),
+        "shuffle_gemm" | "shuffle_ring" | "shuffle_ring_last" | "shuffle_wgmma" => {
+            shuffle::run(call, machine)
+        }
         "implicit_gemm" => implicit::run(call, machine),
         name if name.starts_with("interleave_") => interleave::run(call, machine),
         name if name.starts_with("group_") => group_norm::run(call, machine),
@@ -99,7 +101,9 @@ pub fn extents(call: &Call<'_>) -> Vec<(Pointer, i64)> {
         name if name.starts_with("norm_") => found = norm::extents(call),
         name if name.starts_with("group_") => found = group_norm::extents(call),
         name if name.starts_with("box_") => found = boxes::extents(call),
-        "shuffle_gemm" | "shuffle_ring" | "shuffle_ring_last" | "shuffle_wgmma" => found = shuffle::extents(call),
+        "shuffle_gemm" | "shuffle_ring" | "shuffle_ring_last" | "shuffle_wgmma" => {
+            found = shuffle::extents(call)
+        }
         "implicit_gemm" => found = implicit::extents(call),
         _ if call.variant.family == "gradient" => found = gradient::extents(call),
         "gather_gemm" => found.extend(gather::extents(call)),

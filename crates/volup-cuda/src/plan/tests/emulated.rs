@@ -477,14 +477,15 @@ fn lines_of_whole_vectors() {
 }
 
 /// Lines that no pair of positions fits in, rows before the first and gaps between them, one and several positions a row, more
-/// pieces than blocks take at once.
-const ALONG: [&str; 6] = [
+/// pieces than blocks take at once, panels that lanes share.
+const ALONG: [&str; 7] = [
     "n 2, 6x6x6, 64>72, k 3",
     "n 3, 5x3x7, 32>24, k 3x1x3, p 1x0x1, bias, relu",
     "n 2, 4x6x8, 64>20, k 3, s 2, p 1, op 1, bias",
     "n 2, 3x5x12, 16>16, k 3x3x5, bias",
     "n 1, 9x10x11, 32>8, k 2x3x3, s 1x2x1",
     "n 3, 4x8x16, 64>40, k 3, p 1, silu",
+    "n 2, 2x5x8, 256>8, k 1x3x2, p 0x1x0, bias",
 ];
 
 /// Inputs that are packed beside the products, wherever there is such a plan.

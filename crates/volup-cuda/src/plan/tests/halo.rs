@@ -134,10 +134,10 @@ fn pack_input(call: &Call<'_>, machine: &mut Machine) {
     pack(call, machine, &packing);
 }
 
-/// What a product packs beside its work, if it does: of one slice, whose channels fill its panels, by pieces of 32 units of a
-/// line's positions.
+/// What a product packs beside its work, if it does: of one slice, whose channels fill its panels, by pieces of so many
+/// units of a line's positions.
 pub fn pack_along(call: &Call<'_>, machine: &mut Machine, packing: impl FnOnce(i64) -> Packing) {
-    let [units, before, pieces, ahead] = call.ints(["units", "before", "pieces", "ahead"]);
+    let [units, before, shift, pieces, ahead] = call.ints(["units", "before", "shift", "pieces", "ahead"]);
     assert!(ahead >= 0);
     if ahead == 0 {
         return;
@@ -151,9 +151,10 @@ pub fn pack_along(call: &Call<'_>, machine: &mut Machine, packing: impl FnOnce(i
     assert_eq!(packing.slice_in, packing.channel_panels * e);
     let up = |a: i64, b: i64| (a + b - 1) / b;
     assert!(units == up(pitch * block, voxels) && before == up(packing.lead, pitch));
-    assert!(32 * pieces >= (before + up(packing.a_rows - packing.lead, pitch)) * units);
+    assert!((3..=5).contains(&shift));
+    assert!(pieces << shift >= (before + up(packing.a_rows - packing.lead, pitch)) * units);
     // A turn of all blocks is less than what may be packed ahead.
-    assert!(ahead * 32 * voxels >= (call.grid[0] * rows_of_tile(call)).min(packing.a_rows) * block);
+    assert!((ahead << shift) * voxels >= (call.grid[0] * rows_of_tile(call)).min(packing.a_rows) * block);
     let control = call.pointer("control");
     for word in 8..10 + pieces {
         assert_eq!(machine.read(control, word), 0.0, "word {word} is not clear");

@@ -403,11 +403,8 @@ fn fetch(call: &Call<'_>, machine: &Machine, layout: &Layout, item: i64) -> (Vec
     let [sample, first] = layout.first(item);
     let count = layout.positions.min(layout.volume - first);
     let read = |c: i64, p: i64| {
-        let at = if layout.last || layout.ring_last {
-            p * layout.in_channels + c
-        } else {
-            c * layout.volume + p
-        };
+        let at =
+            if layout.last || layout.ring_last { p * layout.in_channels + c } else { c * layout.volume + p };
         machine.read(x, sample * x_n + at)
     };
     let kept: Vec<Vec<f64>> = (0..layout.in_channels)
