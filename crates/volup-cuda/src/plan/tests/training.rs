@@ -321,6 +321,7 @@ fn gradients_of_f32_are_those_of_the_definition() {
         "a chunk without elements",
         "all shifts: blocks of columns",
         "all shifts: columns past the last",
+        "all shifts: panels",
         "all shifts: shares",
         "all shifts: tiles of slots",
         "blocks of channels",
