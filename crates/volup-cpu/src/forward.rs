@@ -145,25 +145,22 @@ impl<T: Storage> Forward<'_, T> {
                 self.sum_exact(slab, block, rows, phase_w, (x, weights, w_channel), sums);
                 continue;
             }
-            let width = block.width.min(self.kernels.co_block);
-            for first in (0..block.width).step_by(width) {
-                let args = Accumulate {
-                    x: x.as_ptr(),
-                    x_channel: slab.channel,
-                    channels: group_in,
-                    taps,
-                    weights: weights[first..].as_ptr(),
-                    w_channel,
-                    out: sums[first * len..].as_mut_ptr(),
-                    out_channel: len,
-                    len: (rows.rows.len() - 1) * slab.pitch + slab.task.positions[2].len(),
-                    co: width,
-                };
-                // SAFETY: the slab was filled for this task and is readable a register tile past its
-                // end; a line of sums is a whole number of vectors; the weights of a class are
-                // contiguous; the kernels are those of this CPU.
-                unsafe { (self.kernels.accumulate)(&args) };
-            }
+            let args = Accumulate {
+                x: x.as_ptr(),
+                x_channel: slab.channel,
+                channels: group_in,
+                taps,
+                weights: weights.as_ptr(),
+                w_channel,
+                out: sums.as_mut_ptr(),
+                out_channel: len,
+                len: (rows.rows.len() - 1) * slab.pitch + slab.task.positions[2].len(),
+                co: block.width,
+            };
+            // SAFETY: the slab was filled for this task and is readable a register tile past its
+            // end; a line of sums is a whole number of vectors; the weights of a class are
+            // contiguous; the kernels are those of this CPU.
+            unsafe { (self.kernels.accumulate)(&args) };
         }
     }
 

@@ -377,25 +377,22 @@ impl<'a, T: Storage> InputGradient<'a, T> {
         let [_, group_out, ..] = self.geometry.conv().weight_shape();
         // An offset among the packed weights is a tap's index times the block's width.
         taps.iter_mut().for_each(|tap| tap.w *= block.width);
-        let width = block.width.min(self.kernels.co_block);
-        for first in (0..block.width).step_by(width) {
-            let args = Accumulate {
-                x: x.as_ptr(),
-                x_channel: slab.channel,
-                channels: group_out,
-                taps,
-                weights: weights[first..].as_ptr(),
-                w_channel: taps_in_all * block.width,
-                out: sums[first * out_channel..].as_mut_ptr(),
-                out_channel,
-                len: line,
-                co: width,
-            };
-            // SAFETY: the slab was filled for this task and is readable a register tile past its end;
-            // a line of sums is a whole number of vectors; the weights of a block are contiguous; the
-            // kernels are those of this CPU.
-            unsafe { (self.kernels.accumulate)(&args) };
-        }
+        let args = Accumulate {
+            x: x.as_ptr(),
+            x_channel: slab.channel,
+            channels: group_out,
+            taps,
+            weights: weights.as_ptr(),
+            w_channel: taps_in_all * block.width,
+            out: sums.as_mut_ptr(),
+            out_channel,
+            len: line,
+            co: block.width,
+        };
+        // SAFETY: the slab was filled for this task and is readable a register tile past its end;
+        // a line of sums is a whole number of vectors; the weights of a block are contiguous; the
+        // kernels are those of this CPU.
+        unsafe { (self.kernels.accumulate)(&args) };
         taps.iter_mut().for_each(|tap| tap.w /= block.width);
     }
 

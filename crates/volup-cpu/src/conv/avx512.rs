@@ -37,10 +37,10 @@ simd!(
 );
 
 kernels!(
-    F32: f32, f32_kernels, F32x16, 8, [(8, 3), (4, 6), (2, 8), (1, 8)],
+    F32: f32, f32_kernels, F32x16, [(8, 3), (4, 6), (2, 8), (1, 8)],
     #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,fma")]
 );
 kernels!(
-    F64: f64, f64_kernels, F64x8, 8, [(8, 3), (4, 6), (2, 8), (1, 8)],
+    F64: f64, f64_kernels, F64x8, [(8, 3), (4, 6), (2, 8), (1, 8)],
     #[target_feature(enable = "avx512f,avx512vl,avx512bw,avx512dq,fma")]
 );

@@ -6,14 +6,15 @@
 
 use crate::math::{Moments, Real, finish_line, interleave, moments, normalize_line, normalize_voxel, sum};
 use crate::slope::{self, EpilogueLine};
+use std::ops::Range;
 use volup::Activation;
 
 /// A vector type of one instruction set.
 ///
 /// # Safety
 /// The methods may only be called where the instruction set is enabled; `load` and `store` touch
-/// `LANES` elements at the pointer.
-pub trait Simd {
+/// `LANES` elements at the pointer, `step` reads `NV` vectors of `x` and `CO` elements of `w`.
+pub trait Simd: Sized {
     /// The element.
     type T: Real;
     /// The vector.
@@ -27,6 +28,41 @@ pub trait Simd {
     unsafe fn stream(to: *mut Self::T, vector: Self::V);
     /// `a * b + c`
     unsafe fn mul_add(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    /// The multiply-adds of one tap of one channel: `NV` vectors from `x` by `CO` weights from `w`.
+    #[inline(always)]
+    unsafe fn step<const CO: usize, const NV: usize>(
+        sums: &mut [[Self::V; NV]; CO],
+        x: *const Self::T,
+        w: *const Self::T,
+    ) {
+        // SAFETY: the caller's contract.
+        unsafe { multiply_add::<Self, CO, NV>(sums, x, w) }
+    }
+}
+
+/// [`Simd::step`] as the compiler makes it.
+///
+/// # Safety
+/// As [`Simd::step`].
+#[inline(always)]
+unsafe fn multiply_add<S: Simd, const CO: usize, const NV: usize>(
+    sums: &mut [[S::V; NV]; CO],
+    x: *const S::T,
+    w: *const S::T,
+) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let mut row = [S::splat(S::T::ZERO); NV];
+        for (v, vector) in row.iter_mut().enumerate() {
+            *vector = S::load(x.add(v * S::LANES));
+        }
+        for (co, sums) in sums.iter_mut().enumerate() {
+            let weight = S::splat(*w.add(co));
+            for (sum, &vector) in sums.iter_mut().zip(&row) {
+                *sum = S::mul_add(vector, weight, *sum);
+            }
+        }
+    }
 }
 
 /// Where a tap finds its operands.
@@ -58,7 +94,7 @@ pub struct Accumulate<'a, T> {
     pub out_channel: usize,
     /// Positions; rounded up to whole vectors in what is read and written.
     pub len: usize,
-    /// Output channels: 1, 2, 4 or 8, at most [`Kernels::co_block`].
+    /// Output channels: 1, 2, 4 or 8, side by side in `weights`.
     pub co: usize,
 }
 
@@ -106,57 +142,57 @@ pub struct Kernels<T> {
     pub epilogue_gradient: unsafe fn(&mut [T], &[T], &EpilogueLine<T>),
 }
 
-/// The multiply-adds of one tap of one channel.
-///
-/// # Safety
-/// `x` must be readable for `NV` vectors and `w` for `CO` weights.
-#[inline(always)]
-unsafe fn step<S: Simd, const CO: usize, const NV: usize>(
-    sums: &mut [[S::V; NV]; CO],
-    x: *const S::T,
-    w: *const S::T,
-) {
-    // SAFETY: the caller's contract.
-    unsafe {
-        let mut row = [S::splat(S::T::ZERO); NV];
-        for (v, vector) in row.iter_mut().enumerate() {
-            *vector = S::load(x.add(v * S::LANES));
-        }
-        for (co, sums) in sums.iter_mut().enumerate() {
-            let weight = S::splat(*w.add(co));
-            for (sum, &vector) in sums.iter_mut().zip(&row) {
-                *sum = S::mul_add(vector, weight, *sum);
-            }
-        }
-    }
+/// Bytes of weights and input that a register tile reads before the next one: what half of an L1
+/// cache holds beside the sums.
+const TILE_BYTES: usize = 24 << 10;
+
+/// Input channels that are summed before the next tile. With all of them the tiles would read weights
+/// and input from the L2 cache each time; so a line's sums come and go between some channels and the
+/// next. A tap has `co` weights of a channel, and about a cache line of its input.
+fn channels_at_once<T>(args: &Accumulate<'_, T>) -> usize {
+    let bytes = args.taps.len() * (args.co * size_of::<T>() + 64);
+    let parts = (args.channels * bytes).div_ceil(TILE_BYTES).max(1);
+    args.channels.div_ceil(parts).max(1)
 }
 
-/// Sums one register tile.
+/// Sums one register tile over some input channels.
 ///
 /// # Safety
-/// As [`Kernels::accumulate`], for `NV` vectors from position `start`.
+/// As [`Kernels::accumulate`], for `NV` vectors from position `start` and `CO` channels from `co`.
 #[inline(always)]
 unsafe fn tile<S: Simd, const CO: usize, const NV: usize, const BY_TAPS: bool>(
     args: &Accumulate<'_, S::T>,
+    channels: &Range<usize>,
+    co: usize,
     start: usize,
 ) {
     // SAFETY: the caller guarantees every address below; they are the ones its contract lists.
     unsafe {
         let mut sums = [[S::splat(S::T::ZERO); NV]; CO];
+        let out = args.out.add(co * args.out_channel + start);
+        if channels.start > 0 {
+            for (co, sums) in sums.iter_mut().enumerate() {
+                for (v, sum) in sums.iter_mut().enumerate() {
+                    *sum = S::load(out.add(co * args.out_channel + v * S::LANES));
+                }
+            }
+        }
+        let x = args.x.add(start + channels.start * args.x_channel);
+        let w = args.weights.add(co + channels.start * args.w_channel);
         if BY_TAPS {
             for tap in args.taps {
-                let (mut x, mut w) = (args.x.add(start + tap.x), args.weights.add(tap.w));
-                for _ in 0..args.channels {
-                    step::<S, CO, NV>(&mut sums, x, w);
+                let (mut x, mut w) = (x.add(tap.x), w.add(tap.w));
+                for _ in channels.clone() {
+                    S::step::<CO, NV>(&mut sums, x, w);
                     x = x.add(args.x_channel);
                     w = w.add(args.w_channel);
                 }
             }
         } else {
-            let (mut x, mut w) = (args.x.add(start), args.weights);
-            for _ in 0..args.channels {
+            let (mut x, mut w) = (x, w);
+            for _ in channels.clone() {
                 for tap in args.taps {
-                    step::<S, CO, NV>(&mut sums, x.add(tap.x), w.add(tap.w));
+                    S::step::<CO, NV>(&mut sums, x.add(tap.x), w.add(tap.w));
                 }
                 x = x.add(args.x_channel);
                 w = w.add(args.w_channel);
@@ -164,7 +200,7 @@ unsafe fn tile<S: Simd, const CO: usize, const NV: usize, const BY_TAPS: bool>(
         }
         for (co, sums) in sums.iter().enumerate() {
             for (v, &sum) in sums.iter().enumerate() {
-                S::store(args.out.add(co * args.out_channel + start + v * S::LANES), sum);
+                S::store(out.add(co * args.out_channel + v * S::LANES), sum);
             }
         }
     }
@@ -173,23 +209,33 @@ unsafe fn tile<S: Simd, const CO: usize, const NV: usize, const BY_TAPS: bool>(
 /// Sums a row in tiles of `NV` vectors, then of 2 and 1.
 ///
 /// # Safety
-/// As [`Kernels::accumulate`].
+/// As [`Kernels::accumulate`], for a multiple of `CO` channels.
 #[inline(always)]
 unsafe fn row<S: Simd, const CO: usize, const NV: usize, const BY_TAPS: bool>(args: &Accumulate<'_, S::T>) {
+    debug_assert!(args.co.is_multiple_of(CO));
     let vectors = args.len.div_ceil(S::LANES);
-    let mut done = 0;
-    // SAFETY: tiles stay within the positions rounded up to whole vectors.
-    unsafe {
-        while done + NV <= vectors {
-            tile::<S, CO, NV, BY_TAPS>(args, done * S::LANES);
-            done += NV;
-        }
-        while done + 2 <= vectors {
-            tile::<S, CO, 2, BY_TAPS>(args, done * S::LANES);
-            done += 2;
-        }
-        if done < vectors {
-            tile::<S, CO, 1, BY_TAPS>(args, done * S::LANES);
+    let at_once = if BY_TAPS { args.channels.max(1) } else { channels_at_once(args) };
+    // Once without channels, too: their sums are zero.
+    for first in (0..args.channels.max(1)).step_by(at_once) {
+        let channels = first..(first + at_once).min(args.channels);
+        let mut done = 0;
+        while done < vectors {
+            let start = done * S::LANES;
+            let width = match vectors - done {
+                left if left >= NV => NV,
+                left => left.min(2),
+            };
+            for co in (0..args.co).step_by(CO) {
+                // SAFETY: tiles stay within the positions rounded up to whole vectors.
+                unsafe {
+                    match width {
+                        1 => tile::<S, CO, 1, BY_TAPS>(args, &channels, co, start),
+                        2 => tile::<S, CO, 2, BY_TAPS>(args, &channels, co, start),
+                        _ => tile::<S, CO, NV, BY_TAPS>(args, &channels, co, start),
+                    }
+                }
+            }
+            done += width;
         }
     }
 }
@@ -282,10 +328,11 @@ impl Tables {
 }
 
 /// Implements [`Simd`] by intrinsics; fused multiply-add is given as an expression, its operands'
-/// order differs between instruction sets.
+/// order differs between instruction sets. A tile of which the compiler makes too little can have a
+/// step of its own.
 macro_rules! simd {
     ($name:ident, $t:ty, $v:ty, $lanes:literal, $splat:ident, $load:ident, $store:ident, $stream:ident,
-     $mul_add:expr) => {
+     $mul_add:expr $(, ($co:literal, $nv:literal): $full_tile:ident)?) => {
         struct $name;
         impl Simd for $name {
             type T = $t;
@@ -317,15 +364,32 @@ macro_rules! simd {
                 // SAFETY: Simd's contract is the intrinsic's.
                 unsafe { mul_add(a, b, c) }
             }
+            $(
+                #[inline(always)]
+                unsafe fn step<const CO: usize, const NV: usize>(
+                    sums: &mut [[$v; NV]; CO],
+                    x: *const $t,
+                    w: *const $t,
+                ) {
+                    // SAFETY: Simd's contract is handed on; the cast is to the same type.
+                    unsafe {
+                        if (CO, NV) == ($co, $nv) {
+                            $full_tile(&mut *std::ptr::from_mut(sums).cast::<[[$v; $nv]; $co]>(), x, w);
+                        } else {
+                            multiply_add::<$name, CO, NV>(sums, x, w);
+                        }
+                    }
+                }
+            )?
         }
     };
 }
 
-/// Compiles the kernels of one instruction set for one type: `$co` is the full tile's channels, and
-/// each `(CO, NV)` pair the tile for that many channels, chosen so that accumulators, one row of
-/// vectors and one weight fit the register file.
+/// Compiles the kernels of one instruction set for one type: each `(CO, NV)` pair is the tile for that
+/// many channels, the full one first, chosen so that accumulators, one row of vectors and one weight
+/// fit the register file.
 macro_rules! kernels {
-    ($table:ident: $t:ty, $module:ident, $simd:ty, $co:literal, [$(($tile_co:literal, $tile_nv:literal)),*],
+    ($table:ident: $t:ty, $module:ident, $simd:ty, [($co:literal, $nv:literal) $(, ($tile_co:literal, $tile_nv:literal))*],
      $(#[$feature:meta])*) => {
         pub(super) static $table: Kernels<$t> = Kernels {
             lanes: <$simd as Simd>::LANES,
@@ -353,7 +417,7 @@ macro_rules! kernels {
                 unsafe {
                     match args.co {
                         $($tile_co => row::<$simd, $tile_co, $tile_nv, false>(args),)*
-                        other => unreachable!("no tile of {other} channels"),
+                        _ => row::<$simd, $co, $nv, false>(args),
                     }
                 }
             }
@@ -364,7 +428,7 @@ macro_rules! kernels {
                 unsafe {
                     match args.co {
                         $($tile_co => row::<$simd, $tile_co, $tile_nv, true>(args),)*
-                        other => unreachable!("no tile of {other} channels"),
+                        _ => row::<$simd, $co, $nv, true>(args),
                     }
                 }
             }

@@ -39,5 +39,5 @@ macro_rules! array {
 array!(F32x4, f32, 4);
 array!(F64x2, f64, 2);
 
-kernels!(F32: f32, f32_kernels, F32x4, 4, [(4, 3), (2, 5), (1, 6)],);
-kernels!(F64: f64, f64_kernels, F64x2, 4, [(4, 3), (2, 5), (1, 6)],);
+kernels!(F32: f32, f32_kernels, F32x4, [(4, 3), (2, 5), (1, 6)],);
+kernels!(F64: f64, f64_kernels, F64x2, [(4, 3), (2, 5), (1, 6)],);
