@@ -4,6 +4,7 @@
 //! vectors of the input at a tap's offset (an unaligned load, no copy), broadcasts `CO` weights and
 //! does `CO * NV` multiply-adds into accumulators that stay in registers over all channels and taps.
 
+use crate::buffer::Buffer;
 use crate::math::{Moments, Real, finish_line, interleave, moments, normalize_line, normalize_voxel, sum};
 use crate::slope::{self, EpilogueLine};
 use std::ops::Range;
@@ -240,16 +241,19 @@ unsafe fn row<S: Simd, const CO: usize, const NV: usize, const BY_TAPS: bool>(ar
     }
 }
 
-/// Copies a line in aligned streaming stores, its ends in ordinary ones. An ordinary store reads the
-/// line of memory that it is about to overwrite, which these do not.
+/// Copies a line in streaming stores of whole cache lines, its ends in ordinary ones. An ordinary store
+/// reads the line of memory that it is about to overwrite, which these do not; but a cache line of which
+/// they write a part costs more than both.
 ///
 /// # Safety
 /// As [`Kernels::stream`].
 #[inline(always)]
 unsafe fn stream_line<S: Simd>(line: &[S::T], to: *mut S::T) {
-    let head = to.align_offset(S::LANES * size_of::<S::T>()).min(line.len());
-    let tail = line.len() - (line.len() - head) % S::LANES;
-    // SAFETY: the three parts make up the line; the middle one starts aligned.
+    let whole = Buffer::line::<S::T>();
+    let head = to.align_offset(whole * size_of::<S::T>()).min(line.len());
+    let tail = line.len() - (line.len() - head) % whole;
+    // SAFETY: the three parts make up the line; the middle one starts aligned and is a whole number of
+    // cache lines, each a whole number of vectors.
     unsafe {
         to.copy_from_nonoverlapping(line.as_ptr(), head);
         for at in (head..tail).step_by(S::LANES) {
