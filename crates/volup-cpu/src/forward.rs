@@ -224,8 +224,9 @@ impl<T: Storage> Forward<'_, T> {
         let post = if spec.norm().is_none() { spec.post_activation() } else { None };
         let activations = if self.bare { [None; 2] } else { [spec.activation(), post] };
         let sums = scratch.sums.get::<T::Acc>(phases * CO_BLOCK * len);
-        let interleaved = scratch.line.get::<T::Acc>(end - first);
-        let activated = scratch.activated.get::<T::Acc>(end - first);
+        let (count, width) = (rows.rows.len(), end - first);
+        let interleaved = scratch.line.get::<T::Acc>(count * width);
+        let activated = scratch.activated.get::<T::Acc>(count * width);
         for (lane, moments) in moments[..block.count].iter_mut().enumerate() {
             let channel = self.channel(slab.task, block, lane);
             let channels = self.plan.geometry.conv().out_channels();
@@ -238,58 +239,66 @@ impl<T: Storage> Forward<'_, T> {
                     unsafe { (self.kernels.finish)(line, bias.unwrap_or_default(), activations) };
                 }
             }
-            for row in rows.rows.clone() {
-                let start = lane * len + (row - rows.rows.start) * slab.pitch;
-                let line = self.row(&sums[start..], CO_BLOCK * len, first, columns.start, interleaved);
-                if self.moments.is_some() {
-                    let mut of = line;
+            let sums = &sums[lane * len..];
+            let (lines, pitch) = if axis.stride == 1 {
+                // A single phase lies as the output does, but for gaps between its rows.
+                (&sums[first + axis.padding - columns.start..], slab.pitch)
+            } else {
+                for (row, line) in interleaved.chunks_exact_mut(width).enumerate() {
+                    self.interleave(&sums[row * slab.pitch..], CO_BLOCK * len, first, columns.start, line);
+                }
+                (&*interleaved, width)
+            };
+            if self.moments.is_some() {
+                let mut of = &lines[..count * width];
+                if self.bare || pitch != width {
+                    for (row, to) in activated.chunks_exact_mut(width).enumerate() {
+                        to.copy_from_slice(&lines[row * pitch..][..width]);
+                    }
                     if self.bare {
                         // Of what is stored: the backward pass knows no other values.
-                        activated.copy_from_slice(line);
                         T::round(activated);
                         let (bias, activations) = (T::Acc::default(), [spec.activation(), None]);
                         // SAFETY: the kernels are those of this CPU.
                         unsafe { (self.kernels.finish)(activated, bias, activations) };
-                        of = activated;
                     }
-                    // SAFETY: the kernels are those of this CPU.
-                    *moments = moments.merge(unsafe { (self.kernels.moments)(of) });
+                    of = activated;
                 }
-                self.write(line, slab.task, channel, rows, row, first);
+                // SAFETY: the kernels are those of this CPU.
+                *moments = moments.merge(unsafe { (self.kernels.moments)(of) });
+            }
+            for (row, line) in rows.rows.clone().zip(lines.chunks(pitch)) {
+                self.write(&line[..width], slab.task, channel, rows, row, first);
             }
         }
     }
 
-    /// A row of the output from output voxel `first` on. `sums` is the row of the first phase of the
-    /// width, from position `start` on, and each further phase lies `phase_stride` behind.
-    fn row<'s>(
+    /// Fills a row of the output from output voxel `first` on. `sums` is the row of the first phase of
+    /// the width, from position `start` on, and each further phase lies `phase_stride` behind.
+    fn interleave(
         &self,
-        sums: &'s [T::Acc],
+        sums: &[T::Acc],
         phase_stride: usize,
         first: usize,
         start: usize,
-        interleaved: &'s mut [T::Acc],
-    ) -> &'s [T::Acc] {
+        line: &mut [T::Acc],
+    ) {
         let axis_w = &self.plan.axes[2];
         let stride = axis_w.axis.stride;
         let source = |from: usize| {
             let u = first + axis_w.axis.padding + from;
             &sums[axis_w.phase_of(u % stride) * phase_stride + u / stride - start..]
         };
-        let len = interleaved.len();
-        if stride == 1 {
-            return &source(0)[..len];
-        }
+        let len = line.len();
         if stride == 2 && len > 1 {
             // SAFETY: the kernels are those of this CPU.
-            unsafe { (self.kernels.interleave)(interleaved, source(0), source(1)) };
+            unsafe { (self.kernels.interleave)(line, source(0), source(1)) };
         } else {
             for from in 0..stride.min(len) {
-                let line = interleaved[from..].iter_mut().step_by(stride);
+                let line = line[from..].iter_mut().step_by(stride);
                 line.zip(source(from)).for_each(|(to, &value)| *to = value);
             }
         }
-        interleaved
     }
 
     /// Writes a row of a channel, from output voxel `first` on, to the output.

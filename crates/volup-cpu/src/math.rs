@@ -260,25 +260,44 @@ impl Moments {
 /// Sums `f` over a line in 32 independent partial sums, which vectorize and lose less to rounding.
 #[inline(always)]
 pub(crate) fn sum<T: Real>(line: &[T], f: impl Fn(T) -> T) -> T {
+    let [sum] = sums(line, |value| [f(value)]);
+    sum
+}
+
+/// Sums several functions over a line at once, as [`sum`] does.
+#[inline(always)]
+fn sums<T: Real, const N: usize>(line: &[T], f: impl Fn(T) -> [T; N]) -> [T; N] {
     const WIDTH: usize = 32;
-    let mut sums = [T::ZERO; WIDTH];
+    let mut sums = [[T::ZERO; WIDTH]; N];
     let chunks = line.chunks_exact(WIDTH);
-    for (sum, &value) in sums.iter_mut().zip(chunks.remainder()) {
-        *sum = f(value);
+    let mut last = [T::ZERO; WIDTH];
+    let left = chunks.remainder().len();
+    last[..left].copy_from_slice(chunks.remainder());
+    // The last chunk is whole, too, with nothing counted of what the line lacks.
+    for (lane, &value) in last.iter().enumerate() {
+        let values = f(value);
+        for (sums, value) in sums.iter_mut().zip(values) {
+            sums[lane] = if lane < left { value } else { T::ZERO };
+        }
     }
     for chunk in chunks {
-        for (sum, &value) in sums.iter_mut().zip(chunk) {
-            *sum = *sum + f(value);
+        for (lane, &value) in chunk.iter().enumerate() {
+            let values = f(value);
+            for (sums, value) in sums.iter_mut().zip(values) {
+                sums[lane] = sums[lane] + value;
+            }
         }
     }
-    let mut width = WIDTH / 2;
-    while width > 0 {
-        for lane in 0..width {
-            sums[lane] = sums[lane] + sums[lane + width];
+    sums.map(|mut sums| {
+        let mut width = WIDTH / 2;
+        while width > 0 {
+            for lane in 0..width {
+                sums[lane] = sums[lane] + sums[lane + width];
+            }
+            width /= 2;
         }
-        width /= 2;
-    }
-    sums[0]
+        sums[0]
+    })
 }
 
 /// The moments of a line, in two passes over it: it is short enough to be in the cache.
@@ -289,10 +308,10 @@ pub(crate) fn moments<T: Real>(line: &[T]) -> Moments {
     }
     let count = line.len() as f64;
     let mean = T::from_f64(sum(line, |x| x).to_f64() / count);
-    let m2 = sum(line, |x| (x - mean) * (x - mean)).to_f64();
     // The mean was rounded: the deviations from it sum to what was lost.
-    let residue = sum(line, |x| x - mean).to_f64() / count;
-    Moments { count, mean: mean.to_f64() + residue, m2: (m2 - count * residue * residue).max(0.0) }
+    let [m2, residue] = sums(line, |x| [(x - mean) * (x - mean), x - mean]);
+    let residue = residue.to_f64() / count;
+    Moments { count, mean: mean.to_f64() + residue, m2: (m2.to_f64() - count * residue * residue).max(0.0) }
 }
 
 #[cfg(test)]
