@@ -2,16 +2,17 @@
 //!
 //! Plain loops without branches, as in `math`, for `conv::kernels!` to compile.
 
-use crate::math::{Real, activate, sigmoid, sum};
+use crate::math::{Real, activate, nothing, sigmoid, sum};
 use volup::Activation;
 
 /// `g * f'(x)`, in place, with PyTorch's choice where `f` has a kink.
 #[inline(always)]
 fn through<T: Real>(gradient: &mut [T], line: &[T], function: Activation) {
     #[inline(always)]
-    fn each<T: Copy>(gradient: &mut [T], line: &[T], f: impl Fn(T, T) -> T) {
+    fn each<T: Real>(gradient: &mut [T], line: &[T], f: impl Fn(T, T) -> T) {
+        let nothing = nothing();
         for (g, &x) in gradient.iter_mut().zip(line) {
-            *g = f(*g, x);
+            *g = f(*g + nothing, x);
         }
     }
     let c = T::from_f64;
@@ -93,7 +94,7 @@ fn to_norm<'a, T: Real>(
     let h = &mut h[..convolution.len()];
     h.copy_from_slice(convolution);
     if let Some(activation) = line.activation {
-        activate(h, activation);
+        activate(h, nothing(), activation);
     }
     for value in h.iter_mut() {
         *value = (*value - norm.mean) * norm.rstd;
@@ -136,7 +137,7 @@ pub(crate) fn epilogue_gradient<T: Real>(gradient: &mut [T], convolution: &[T], 
         let a = &mut h[..convolution.len()];
         a.copy_from_slice(convolution);
         if let Some(activation) = line.activation {
-            activate(a, activation);
+            activate(a, nothing(), activation);
         }
         through(gradient, a, post);
     }
