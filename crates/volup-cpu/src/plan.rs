@@ -25,7 +25,7 @@ pub(crate) struct CpuInfo {
 
 /// Bytes that a slab may take: it is read once for each phase and block of channels, and so should
 /// stay in the L2 cache.
-pub(crate) const SLAB_BYTES: usize = 384 << 10;
+pub(crate) const SLAB_BYTES: usize = 256 << 10;
 
 /// Bytes of sums that a kernel call leaves behind for the epilogue, to be found in the L1 cache.
 pub(crate) const SUMS_BYTES: usize = 16 << 10;
