@@ -272,7 +272,7 @@ impl<'a, T: Storage> WeightGradient<'a, T> {
         let rows = d.len() * h.len();
         let row = w.len() * side.width;
         let slab = slab.get::<T::Acc>(tiles.len() * rows * row);
-        let widened = widened.get::<T::Acc>(width.max(side.width));
+        let widened = widened.get::<T::Acc>(TOGETHER * width.max(side.width));
         for (tile, slab) in tiles.clone().zip(slab.chunks_exact_mut(rows * row)) {
             let source =
                 Source::new(self.input, chunk.sample, channels, depth * height * width, group, side, tile);
@@ -299,7 +299,7 @@ impl<'a, T: Storage> WeightGradient<'a, T> {
         let row_len = columns * side.width;
         let tile_len = residues * planes * rows * row_len;
         let slab = slab.get::<T::Acc>(tiles.len() * tile_len);
-        let widened = widened.get::<T::Acc>(width.max(side.width));
+        let widened = widened.get::<T::Acc>(TOGETHER * width.max(side.width));
         for (tile, slab) in tiles.clone().zip(slab.chunks_exact_mut(tile_len)) {
             let source = Source::new(
                 self.grad_output,
@@ -433,6 +433,9 @@ impl<'a, T: Storage> WeightGradient<'a, T> {
     }
 }
 
+/// Channels of which elements are put side by side at once.
+const TOGETHER: usize = 4;
+
 /// A tile of channels of a tensor.
 struct Source<'a, T: Storage> {
     volume: Volume<'a, T>,
@@ -469,9 +472,21 @@ impl<'a, T: Storage> Source<'a, T> {
         let [channels, voxels] = self.shape;
         match self.volume.format {
             MemoryFormat::Contiguous => {
-                for lane in 0..self.count {
-                    let from = &self.volume.values[(self.first + lane) * voxels + first..];
-                    let from = T::widened(&from[..(count - 1) * step + 1], widened);
+                let len = (count - 1) * step + 1;
+                let line = |lane: usize| &self.volume.values[(self.first + lane) * voxels + first..][..len];
+                // Lines of which only some elements are taken are better read together.
+                let together = if step == 1 { 0 } else { self.count - self.count % TOGETHER };
+                for lane in (0..together).step_by(TOGETHER) {
+                    let mut scratch = widened.chunks_mut(len);
+                    let lines: [&[T::Acc]; TOGETHER] = std::array::from_fn(|at| {
+                        T::widened(line(lane + at), scratch.next().unwrap_or_default())
+                    });
+                    for (index, to) in to[lane..].chunks_mut(width).take(count).enumerate() {
+                        to[..TOGETHER].copy_from_slice(&lines.map(|line| line[index * step]));
+                    }
+                }
+                for lane in together..self.count {
+                    let from = T::widened(line(lane), widened);
                     let to = to[lane..].iter_mut().step_by(width);
                     to.zip(from.iter().step_by(step)).for_each(|(to, value)| *to = *value);
                 }
