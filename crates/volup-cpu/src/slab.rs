@@ -85,29 +85,33 @@ impl<T: Storage> Forward<'_, T> {
         let (left, from) = (first.min(0).unsigned_abs(), first.max(0) as usize);
         let len = axis_w.axis.input.saturating_sub(from).min(pitch.saturating_sub(left));
         let [_, channels, depth, height, width] = self.plan.geometry.input_shape();
-        for (plane, input_plane) in slab.planes.iter().enumerate() {
-            for (row, input_row) in slab.rows.iter().enumerate() {
-                let Some(input_row) = input_row else { continue };
-                let to = (plane * slab.rows.len() + row) * pitch + left;
-                let channel = task.group * group_in;
-                match self.input_format {
-                    MemoryFormat::Contiguous => {
-                        for ci in 0..group_in {
-                            let plane = (task.sample * channels + channel + ci) * depth + input_plane;
-                            let from = (plane * height + input_row) * width + from;
-                            T::widen(
-                                &self.input[from..][..len],
-                                &mut memory[ci * slab.channel + to..][..len],
-                            );
-                        }
+        let channel = task.group * group_in;
+        // Rows in the order of memory, which is read ahead then.
+        let rows = slab.planes.iter().enumerate().flat_map(|(plane, input_plane)| {
+            let rows = slab.rows.iter().enumerate();
+            rows.filter_map(move |(row, input_row)| {
+                input_row.map(|input_row| (plane, row, input_plane * height + input_row))
+            })
+        });
+        let at = |plane: usize, row: usize| (plane * slab.rows.len() + row) * pitch + left;
+        match self.input_format {
+            MemoryFormat::Contiguous => {
+                for (ci, memory) in memory.chunks_exact_mut(slab.channel).take(group_in).enumerate() {
+                    let volume = (task.sample * channels + channel + ci) * depth * height;
+                    for (plane, row, input_row) in rows.clone() {
+                        let from = (volume + input_row) * width + from;
+                        T::widen(&self.input[from..][..len], &mut memory[at(plane, row)..][..len]);
                     }
-                    MemoryFormat::ChannelsLast3d => {
-                        let row = (task.sample * depth + input_plane) * height + input_row;
-                        for column in 0..len {
-                            let voxel = (row * width + from + column) * channels + channel;
-                            for (ci, value) in self.input[voxel..][..group_in].iter().enumerate() {
-                                memory[ci * slab.channel + to + column] = value.to_acc();
-                            }
+                }
+            }
+            MemoryFormat::ChannelsLast3d => {
+                for (plane, row, input_row) in rows {
+                    let input_row = task.sample * depth * height + input_row;
+                    let to = at(plane, row);
+                    for column in 0..len {
+                        let voxel = (input_row * width + from + column) * channels + channel;
+                        for (ci, value) in self.input[voxel..][..group_in].iter().enumerate() {
+                            memory[ci * slab.channel + to + column] = value.to_acc();
                         }
                     }
                 }
