@@ -387,6 +387,14 @@ mod tests {
     }
 
     #[test]
+    fn nothing_changes_nothing() {
+        for x in samples() {
+            assert_eq!((x + nothing::<f32>()).to_bits(), x.to_bits());
+        }
+        assert!((f64::NAN + nothing::<f64>()).is_nan());
+    }
+
+    #[test]
     fn moments_survive_a_large_mean() {
         let line: Vec<f32> = (0..1000).map(|i| 1e6 + (i % 7) as f32 * 0.125).collect();
         let exact: Vec<f64> = line.iter().map(|&x| f64::from(x)).collect();

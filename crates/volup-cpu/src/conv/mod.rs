@@ -518,6 +518,64 @@ mod tests {
         }
     }
 
+    /// Sums of small integers, which are exact in any order.
+    fn sums_are_those_of_the_definition<T: Real>(
+        kernels: &Kernels<T>,
+        channels: usize,
+        len: usize,
+        co: usize,
+    ) {
+        let (row, shifts) = (len.next_multiple_of(kernels.lanes) + 40, [0, 1, 9, 17, 30, 4, 25]);
+        let number = |at: usize| T::from_f64((at * 7 % 11) as f64 - 5.0);
+        // A kernel reads whole vectors, and a line of sums holds as many.
+        let x: Vec<T> = (0..channels.max(1) * row + 8 * kernels.lanes).map(number).collect();
+        let weights: Vec<T> = (0..channels.max(1) * shifts.len() * co).map(|at| number(at + 3)).collect();
+        let taps: Vec<TapOffset> =
+            shifts.iter().enumerate().map(|(tap, &x)| TapOffset { x, w: tap * co }).collect();
+        let mut out = vec![T::from_f64(-77.0); co * row];
+        let args = Accumulate {
+            x: x.as_ptr(),
+            x_channel: row,
+            channels,
+            taps: &taps,
+            weights: weights.as_ptr(),
+            w_channel: shifts.len() * co,
+            out: out.as_mut_ptr(),
+            out_channel: row,
+            len,
+            co,
+        };
+        // SAFETY: the vectors are as long as the contract asks for; the kernels are of this CPU.
+        unsafe { (kernels.accumulate)(&args) };
+        for (lane, out) in out.chunks_exact(row).enumerate() {
+            for (at, &got) in out[..len].iter().enumerate() {
+                let products = (0..channels).flat_map(|ci| taps.iter().map(move |tap| (ci, tap)));
+                let expected: f64 = products
+                    .map(|(ci, tap)| {
+                        let weight = weights[ci * shifts.len() * co + tap.w + lane];
+                        x[ci * row + tap.x + at].to_f64() * weight.to_f64()
+                    })
+                    .sum();
+                assert_eq!(got.to_f64(), expected, "{channels} channels, {len} positions, {lane} of {co}");
+            }
+        }
+    }
+
+    #[test]
+    fn tiles_of_all_widths_sum_all_channels() {
+        for tables in Isa::available().into_iter().filter_map(Tables::of) {
+            for co in [1, 2, 4, 8] {
+                // None, some, and more than are summed at once.
+                for channels in [0, 5, 200] {
+                    for len in [1, 16, 40, 100] {
+                        sums_are_those_of_the_definition(tables.f32, channels, len, co);
+                        sums_are_those_of_the_definition(tables.f64, channels, len, co);
+                    }
+                }
+            }
+        }
+    }
+
     #[test]
     fn streaming_writes_the_line_and_nothing_else() {
         for tables in Isa::available().into_iter().filter_map(Tables::of) {
