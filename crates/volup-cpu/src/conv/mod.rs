@@ -2,7 +2,8 @@
 //!
 //! A tile is `CO` output channels by `NV` vectors of neighbouring positions. Every step loads `NV`
 //! vectors of the input at a tap's offset (an unaligned load, no copy), broadcasts `CO` weights and
-//! does `CO * NV` multiply-adds into accumulators that stay in registers over all channels and taps.
+//! does `CO * NV` multiply-adds into accumulators that stay in registers over all taps of as many
+//! channels as the L1 cache holds the weights and input of.
 
 use crate::buffer::Buffer;
 use crate::math::{Moments, Real, finish_line, interleave, moments, normalize_line, normalize_voxel, sum};
@@ -143,8 +144,8 @@ pub struct Kernels<T> {
     pub epilogue_gradient: unsafe fn(&mut [T], &[T], &EpilogueLine<T>),
 }
 
-/// Bytes of weights and input that a register tile reads before the next one: what half of an L1
-/// cache holds beside the sums.
+/// Bytes of weights and input that a register tile reads before the next one: what an L1 cache of
+/// 32 KiB holds beside the sums.
 const TILE_BYTES: usize = 24 << 10;
 
 /// Input channels that are summed before the next tile. With all of them the tiles would read weights
