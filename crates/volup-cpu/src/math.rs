@@ -3,6 +3,7 @@
 //! The loops are plain Rust without branches, so that they vectorize inside the functions that
 //! `conv::kernels!` compiles for each instruction set. Everything is `inline(always)` for that.
 
+use crate::slope::PIECE;
 use volup::{Activation, Element};
 
 /// A type that sums are kept in, with the functions that activations need.
@@ -219,9 +220,6 @@ pub(crate) fn finish_line<T: Real>(line: &mut [T], bias: T, activations: [Option
         }
     }
 }
-
-/// Elements that one loop leaves to the next, to be found in the L1 cache.
-const PIECE: usize = 1024;
 
 /// `post((y - mean) * scale + shift)`, in place. The mean is taken off first: folded into the shift
 /// it would cancel badly where it is large beside the deviation.

@@ -179,8 +179,8 @@ unsafe fn tile<S: Simd, const CO: usize, const NV: usize, const BY_TAPS: bool>(
                 }
             }
         }
-        let x = args.x.add(start + channels.start * args.x_channel);
-        let w = args.weights.add(co + channels.start * args.w_channel);
+        let mut x = args.x.add(start + channels.start * args.x_channel);
+        let mut w = args.weights.add(co + channels.start * args.w_channel);
         if BY_TAPS {
             for tap in args.taps {
                 let (mut x, mut w) = (x.add(tap.x), w.add(tap.w));
@@ -191,7 +191,6 @@ unsafe fn tile<S: Simd, const CO: usize, const NV: usize, const BY_TAPS: bool>(
                 }
             }
         } else {
-            let (mut x, mut w) = (x, w);
             for _ in channels.clone() {
                 for tap in args.taps {
                     S::step::<CO, NV>(&mut sums, x.add(tap.x), w.add(tap.w));
