@@ -212,6 +212,7 @@ pub(crate) enum Function {
     Rem,
     Reciprocal,
     Exp2,
+    Root,
     Min,
     Max,
     /// What is no number wins.

@@ -310,6 +310,7 @@ impl<'a> Parser<'a> {
             "rem" => function(Function::Rem, 2)?,
             "rcp" => function(Function::Reciprocal, 1)?,
             "ex2" => function(Function::Exp2, 1)?,
+            "sqrt" => function(Function::Root, 1)?,
             "min" => function(Function::Min, 2)?,
             "max" if has("NaN") => function(Function::MaxOrNan, 2)?,
             "max" => function(Function::Max, 2)?,
@@ -373,7 +374,7 @@ impl<'a> Parser<'a> {
                 };
                 Op::Barrier {
                     id: operand(1)?,
-                    threads: None,
+                    threads: (operands.len() == 4).then(|| operand(2)).transpose()?,
                     vote: Some((vote, register(0)?, operand(operands.len() - 1)?)),
                 }
             }

@@ -42,6 +42,7 @@ impl<'a> Family<'a> {
             Family::Shuffle(shuffle) => shuffle.way(),
             Family::Wgmma(wgmma) => wgmma.way,
             Family::Implicit(implicit) => implicit.way,
+            Family::Gather(gather) => gather.way,
             _ => Way::Plain,
         }
     }

@@ -1,6 +1,8 @@
 //! Planning `gather_gemm`: positions without gaps, and what of shared memory goes to which operand. The kernels' file
 //! says what the numbers mean.
 
+use super::epilogue_statistics::Rows;
+use super::norm::{self, Way};
 use super::pack::{self, Operand};
 use super::panels::{InputPanels, MOST_STAGES, WeightPanels, packs, table_bytes, tile_rows};
 use super::phases::{Lattice, PhaseAxis, taps_of_residues};
@@ -44,6 +46,8 @@ const UNIT_OF_FOUR: f64 = 446.0;
 const TILE: f64 = 1.2e-6;
 const VECTORS: [[f64; 2]; 2] = [[0.02e-9, 0.0115e-9], [0.016e-9, 0.051e-9]];
 const ELEMENT: [f64; 2] = [0.16e-9, 0.2e-9];
+/// What statistics of one of its elements take, in seconds: of 16 bits, of 32.
+const COUNTED: [f64; 2] = [0.04e-9, 0.06e-9];
 /// The share of a round of tiles that is lost at the end, where there are many.
 const LAST_ROUND: f64 = 0.48;
 
@@ -67,6 +71,9 @@ pub(super) struct GatherGemm<'a> {
     by_work: bool,
     /// Whether the input is packed beside the products.
     along: bool,
+    /// What it does about a normalization, and how its rows are dealt out.
+    pub(super) way: Way,
+    of_samples: Rows,
     /// The time that this is expected to take.
     pub(super) seconds: f64,
 }
@@ -78,7 +85,7 @@ impl fmt::Display for GatherGemm<'_> {
         write!(f, "gather_gemm {} {rows}x{}/{residues}, ", self.operand.name(), columns * lines)?;
         write!(f, "{} chunks, {} stages, {} units", self.chunks, self.a_stages, self.b_stages)?;
         f.write_str(if self.by_work { ", by work" } else { "" })?;
-        f.write_str(if self.along { ", packs along" } else { "" })
+        write!(f, "{}{}", if self.along { ", packs along" } else { "" }, self.way)
     }
 }
 
@@ -186,6 +193,7 @@ impl<'a> GatherGemm<'a> {
             return None;
         }
 
+        let counts = kernel.param("COUNTS").is_some();
         // Cost: what each phase's tile takes in clocks, and how blocks share them.
         let clocks = (n * lines * (bm / 64) * PANELS / 2) as f64 / 2.0;
         let (vector, [.., w_out]) = (16 / request.dtype.size(), geometry.output_shape());
@@ -197,7 +205,8 @@ impl<'a> GatherGemm<'a> {
             outputs == 2 && w_out == 2 * positions[2] && w_out % vector == 0
         };
         let of_type = if in_vectors { VECTORS[usize::from(!ncdhw)] } else { ELEMENT };
-        let element = of_type[usize::from(request.dtype == DType::F32)];
+        let wide = usize::from(request.dtype == DType::F32);
+        let element = of_type[wide] + if counts { COUNTED[wide] } else { 0.0 };
         let tile = CLOCK * (TILE + element * (bm * n * lines) as f64);
         let of_unit = if lines == 2 { UNIT_OF_FOUR } else { UNIT[outputs - 1] };
         let mut of_phases = Vec::new();
@@ -221,6 +230,15 @@ impl<'a> GatherGemm<'a> {
             }
         }
         of_phases.sort_by(|one, other| other.total_cmp(one));
+        let of_samples = Rows {
+            of_sample: positions.iter().product(),
+            advance: bm,
+            warpgroups: size(kernel, "WGS"),
+            phases,
+        };
+        if counts && !of_samples.count_for(context) {
+            return None;
+        }
         let device = context.device.multiprocessors;
         let launched = tiles.min(device);
         let by_work = phases > 1 && tiles <= FEW * device;
@@ -238,6 +256,7 @@ impl<'a> GatherGemm<'a> {
         let (output, seen) = if apart { (2.0 * output, 0.6) } else { (output, 0.2) };
         let product = busy.max(output) + seen * busy.min(output);
         let passed = pack.max(items as f64 / PIECES);
+        let rest = if counts { norm::MERGE + norm::scaling(context) } else { 0.0 };
         let apart = GatherGemm {
             operand,
             kernel,
@@ -252,7 +271,9 @@ impl<'a> GatherGemm<'a> {
             launched,
             by_work,
             along: false,
-            seconds: product + START + passed + LAUNCHES,
+            way: if counts { Way::Counted } else { Way::Plain },
+            of_samples,
+            seconds: product + START + passed + LAUNCHES + rest,
         };
         let panels = input_panels(context, operand, chunks, a_rows);
         let beside = panels.beside(context, product, pack).max(items as f64 / PIECES);
@@ -299,10 +320,14 @@ impl<'a> GatherGemm<'a> {
         if !self.along {
             steps.push(input.pack(context, 0, at, control, true)?);
         }
-        steps.push(self.multiply(context, [at, weight, control], &input)?);
+        let parts = (self.way == Way::Counted).then(|| self.of_samples.take(context, workspace));
+        steps.push(self.multiply(context, [at, weight, control], &input, parts)?);
         // Where the input or the weight holds what the fast path cannot compute with, the definition.
         steps.push(direct::step(context, Some(control))?);
-        Ok(())
+        match parts {
+            Some(parts) => self.of_samples.merge_and_scale(context, parts, control, workspace, steps),
+            None => Ok(()),
+        }
     }
 
     fn multiply(
@@ -310,6 +335,7 @@ impl<'a> GatherGemm<'a> {
         context: Context<'_>,
         [at, weight, control]: [u64; 3],
         input: &InputPanels,
+        parts: Option<[u64; 2]>,
     ) -> Result<Step> {
         let request = context.request;
         let conv = request.geometry.conv();
@@ -340,6 +366,9 @@ impl<'a> GatherGemm<'a> {
         push(&mut arguments, [input.panels])?;
         let turn = self.launched * tile_rows(self.kernel);
         input.along(context, self.along.then_some(turn), &mut arguments)?;
+        if let Some(parts) = parts {
+            self.of_samples.push(context, parts, &mut arguments)?;
+        }
         let (variant, shared) = (*self.kernel, self.shared as u32);
         Ok(Step::Launch { variant, grid: grid(self.launched)?, shared, arguments, overlap: true })
     }

@@ -8,6 +8,7 @@ mod box_gemm;
 mod classes;
 mod direct;
 mod epilogue;
+mod epilogue_statistics;
 mod family;
 mod gather_gemm;
 mod halo_gemm;

@@ -215,7 +215,7 @@ pub(super) fn passes<T: IntoIterator<Item = Step>>(
     }
     let statistics = partials.merge(context, norm, workspace, steps)?;
     if way == Way::Counted {
-        return scale(context, norm, statistics, steps);
+        return scale(context, norm, statistics, true, steps);
     }
     steps.extend(launch(Pass::Normalized(statistics, norm))?);
     Ok(())
@@ -243,18 +243,19 @@ pub(super) fn steps(
         None => count_tiles(context, norm, workspace, steps)?,
     };
     let statistics = partials.merge(context, norm, workspace, steps)?;
-    scale(context, norm, statistics, steps)
+    scale(context, norm, statistics, false, steps)
 }
 
-/// Launches what scales the output where it lies.
-fn scale(
+/// Launches what scales the output where it lies; from its end on where that was written last and nobody has read it since.
+pub(super) fn scale(
     context: Context<'_>,
     norm: NormSpec,
     statistics: [Argument; 2],
+    from_end: bool,
     steps: &mut Vec<Step>,
 ) -> Result<()> {
     match vectors(context) {
-        Some([_, kernel]) => scale_vectors(context, norm, kernel, statistics, steps),
+        Some([_, kernel]) => scale_vectors(context, norm, kernel, statistics, from_end, steps),
         None => scale_tiles(context, norm, statistics, steps),
     }
 }
@@ -418,6 +419,7 @@ fn scale_vectors(
     norm: NormSpec,
     kernel: &Variant,
     statistics: [Argument; 2],
+    from_end: bool,
     steps: &mut Vec<Step>,
 ) -> Result<()> {
     let request = context.request;
@@ -435,7 +437,7 @@ fn scale_vectors(
     arguments.extend(statistics);
     arguments.extend([Buffer::NormWeight, Buffer::NormBias].map(|buffer| Argument::Pointer(buffer, 0)));
     arguments.push(Argument::I64(count as i64));
-    push(&mut arguments, [voxels, channels, channels / norm.groups(), parts])?;
+    push(&mut arguments, [voxels, channels, channels / norm.groups(), parts, usize::from(from_end)])?;
     let (code, slope) = activation_code(request.block.post_activation());
     arguments.extend([code.into(), Argument::F64(slope)]);
     let blocks = if last { samples * parts } else { parts };

@@ -49,6 +49,9 @@
 // 5. `y_n`, `y_c`, `y_d`, `y_h`, `y_w`.
 // 6. `channels_first`, `has_bias`, `activation`, `slope` (f64).
 // 7. `a_stages`, `stage_rows`, `b_stages`, `by_work`.
+// 8. What `pack_ahead.cuh` asks for.
+// 9. With COUNTS, for statistics of y as `epilogue_statistics.cuh` has them: `parts`, `counts`, and chunks of a sample, phases
+//    and channels there.
 
 /// Residues along width that are columns, those of a channel in the epilogue beside each other.
 #if RW == 2
@@ -62,12 +65,21 @@
 #include "mma.cuh"
 #include "pack_ahead.cuh"
 #include "register_operand.cuh"
+#ifdef COUNTS
+#include "epilogue_statistics.cuh"
+#endif
 
 /// Panels of a chunk, and steps of 32 bytes of K.
 constexpr int PANELS = 8, STEPS = PANELS / 2;
 /// The most taps of a phase along an axis.
 constexpr int TAPS_OF_AXIS = 10;
 constexpr int FIXED = 4608;
+/// Whether tables of columns are written for every tile: there is no register for which ones they are of.
+#ifdef COUNTS
+constexpr bool FORGETS = RH == 2;
+#else
+constexpr bool FORGETS = false;
+#endif
 
 /// What the numbers of all tiles are divided by.
 struct Divisors {
@@ -194,7 +206,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
     int w_stride, int w_dilation, int w_step, int w_inverse, int w_padding, int w_out, int chunks, int slices, int blocks, int channels, int y_n,
     int y_c, int y_d, int y_h, int y_w, int channels_first, int has_bias, int activation, double slope, int a_stages, int stage_rows,
     int b_stages, int by_work, const Element *x, unsigned *control, int x_count, int x_depth, int x_height, int x_width,
-    int panels, int x_n, int x_c, int x_d, int x_h, int x_w, int units, int before, int shift, int pieces, int ahead) {
+    int panels, int x_n, int x_c, int x_d, int x_h, int x_w, int units, int before, int shift, int pieces, int ahead
+#ifdef COUNTS
+    , float *parts, float *counts, int part_chunks, int part_phases, int out_channels
+#endif
+) {
     extern __shared__ __align__(128) char memory[];
     const Sizes s = {voxels, pd, ph, pw, in_d, in_h, in_w, back_d, back_h, back_w, by_work,
                      {d_kernel, d_stride, d_dilation, d_step, d_inverse, d_padding},
@@ -462,7 +478,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
 
         // Where rows and columns go. Offsets are 32-bit from the tile's first sample on.
         const int slice = t.column_block / blocks, channel0 = (t.column_block - slice * blocks) * CHANNELS;
-        if (t.column_block != known) {
+        if (FORGETS || t.column_block != known) {
             known = t.column_block;
             asm volatile("bar.sync %0, 128;" ::"r"(warpgroup + 1) : "memory");
             for (int column = thread; column < BN; column += 128) {
@@ -486,6 +502,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
 #pragma unroll
         for (int of = 0; of < RH; of++) straighten(sum[of], activation, slope);
         const int od = at.d * d_stride + t.phase.rd, oh = at.h * h_stride + t.phase.rh, ow = at.w * w_stride + t.phase.rw;
+        // Where this lane's row goes, and how many lines of it there are.
+        const int row_at = (at.n - t.at.n) * y_n + od * y_d + oh * y_h + ow * y_w, lines = row < rows && od < d_out ? h_out - oh : 0;
+#ifdef COUNTS
+        {
+            unsigned own = 0;
+#pragma unroll
+            for (int of = 0; of < RH; of++)
+#pragma unroll
+                for (int r = 0; r < RW; r++) own |= (of < lines && ow + r < w_out) << (of * RW + r);
+            const Statistics statistics = {(float2 *)parts, counts, part_chunks, part_phases, out_channels, pd * ph * pw, BM};
+            const int phase = (t.phase.rd * (RH == 2 ? 1 : h_stride) + t.phase.rh) * (RW == 2 ? 1 : w_stride) + t.phase.rw;
+            const int last = Position(s, *by, min(t.row0 + BM, rows) - 1).n;
+#pragma unroll 1
+            for (int n = t.at.n; n <= last; n++)
+                count_outputs(sum, at.n == n ? own : 0, staged, slice * channels + channel0, min(channels - channel0, CHANNELS), {1, 1, 0}, statistics,
+                              statistics.at(n, t.row0 / BM, warpgroup, phase), warpgroup);
+        }
+#endif
         const bool vectors = channels % 4 == 0 && y_w % 4 == 0 && (unsigned long long)y % (4 * sizeof(Element)) == 0;
         // Every row a voxel, in their order; a sample of whole vectors.
         const bool dense = channels_first && d_stride * h_stride * w_stride == 1 && pd == d_out && ph == h_out && pw == w_out && y_w == 1 &&
@@ -498,9 +532,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
         const bool paired = channels_first && aligned && y_w == 1 && w_out == 2 * pw && w_out % VECTOR == 0 && y_c % VECTOR == 0;
 #pragma unroll
         for (int of = 0; of < RH; of++) {
-            const bool here = row < rows && od < d_out && oh + of < h_out;
-            const int y_at = (at.n - t.at.n) * y_n + od * y_d + (oh + of) * y_h + ow * y_w;
-            const Epilogue epilogue = {y + (long long)t.at.n * y_n, y_at, here ? ow : NOWHERE, column_at, column_rr, staged, activation,
+            const Epilogue epilogue = {y + (long long)t.at.n * y_n, row_at + of * y_h, of < lines ? ow : NOWHERE, column_at, column_rr, staged, activation,
                                        min(channels - channel0, CHANNELS) * RW, w_out, y_w, (slice * channels + channel0) * y_c, y_c};
             if constexpr (RW == 2) {
                 if (paired && activation <= 2) {

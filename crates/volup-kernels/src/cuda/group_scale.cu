@@ -7,7 +7,8 @@
 //   32 * (256 / (channels/V)) positions of a sample, `parts = ceil(voxels / that)` blocks a sample.
 //
 // Parameters: `y` (a multiple of 16 bytes), `mean`, `rstd` (float32, of each sample and group), `gamma`, `beta` (null: 1
-// and 0); i64: `count`; i32: `voxels` (below 2^30), `channels`, `group_channels`, `parts`, `activation`; f64: `slope`.
+// and 0); i64: `count`; i32: `voxels` (below 2^30), `channels`, `group_channels`, `parts`, `from_end` (what lies last is scaled
+// first: where nobody has read y since it was written, that may still be in the second-level cache), `activation`; f64: `slope`.
 // Threads: 256. Grid along the first axis.
 
 #include "activation.cuh"
@@ -21,6 +22,9 @@
 constexpr int THREADS = 256, VECTORS = LAST && KIND != 0 ? 8 : 4, V = 16 / sizeof(Element);
 /// Times that a block of NDHWC takes so many vectors.
 [[maybe_unused]] constexpr int TURNS = 32 / VECTORS;
+
+/// Rows of a block of NCDHW whose normalization is found once for all of its threads: of large volumes it has two at most.
+[[maybe_unused]] constexpr int ROWS = 32;
 
 /// A vector of elements.
 struct __align__(16) Vector {
@@ -44,21 +48,31 @@ template <int COUNT> __device__ __forceinline__ void activate(float (&v)[COUNT],
 
 extern "C" __global__ void __launch_bounds__(THREADS, !LAST ? 4 : KIND == 0 ? 2 : 3) group_scale(
     Element *y, const float *mean, const float *rstd, const Element *gamma, const Element *beta, long long count, int voxels, int channels,
-    int group_channels, int parts, int activation, double slope) {
+    int group_channels, int parts, int from_end, int activation, double slope) {
+    const int block = from_end ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
     const auto norm_of = [&](int sample, int channel) {
         const int group = sample * (channels / group_channels) + channel / group_channels;
         return Norm{mean[group], rstd[group] * (gamma ? widen(gamma[channel]) : 1.0f), beta ? widen(beta[channel]) : 0.0f};
     };
 #if LAST == 0
-    // The row that the block starts in, a sample's channel, and where in it.
+    // The row that the block starts in, a sample's channel, and where in it; how the first rows are normalized.
     __shared__ int first_row, first_at;
     __shared__ Divisor by_voxels;
-    const long long start = (long long)blockIdx.x * (THREADS * VECTORS * V);
-    if (threadIdx.x == 0) {
-        by_voxels = Divisor(voxels);
-        first_row = (int)(start / voxels);
-        first_at = (int)(start - (long long)first_row * voxels);
+    __shared__ Norm norms[ROWS];
+    const long long start = (long long)block * (THREADS * VECTORS * V);
+    if (threadIdx.x < ROWS) {
+        const long long row = start / voxels, own = row + threadIdx.x;
+        if (threadIdx.x == 0) {
+            by_voxels = Divisor(voxels);
+            first_row = (int)row;
+            first_at = (int)(start - row * voxels);
+        }
+        if (own * voxels < count) norms[threadIdx.x] = norm_of((int)(own / channels), (int)(own % channels));
     }
+    const auto norm_of_row = [&](int row) {
+        const int ahead = row - first_row;
+        return ahead < ROWS ? norms[ahead] : norm_of(row / channels, row % channels);
+    };
     Vector v[VECTORS];
 #pragma unroll
     for (int k = 0; k < VECTORS; k++) {
@@ -78,7 +92,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, !LAST ? 4 : KIND == 0 ? 2 
         if (start + local >= count) break;
         const int ahead = by_voxels.divide(first_at + local);
         int row = first_row + ahead, left = voxels - (first_at + local - ahead * voxels);
-        Norm norm = norm_of(row / channels, row % channels);
+        Norm norm = norm_of_row(row);
         float x[V];
 #pragma unroll
         for (int e = 0; e < V; e++) x[e] = widen(v[k].of[e]);
@@ -92,7 +106,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, !LAST ? 4 : KIND == 0 ? 2 
                 if (--left == 0 && start + local + e + 1 < count) {
                     row++;
                     left = voxels;
-                    norm = norm_of(row / channels, row % channels);
+                    norm = norm_of_row(row);
                 }
             }
         }
@@ -109,7 +123,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, !LAST ? 4 : KIND == 0 ? 2 
         }
     }
 #else
-    const int sample = blockIdx.x / parts, part = blockIdx.x - sample * parts;
+    const int sample = block / parts, part = block - sample * parts;
     const int across = channels / V, high = THREADS / across, own = threadIdx.x / across, c = threadIdx.x % across * V;
     if (own >= high) return;
     Norm norm[V];

@@ -4,6 +4,7 @@
 //! that matters but whose square does not, so that a part read in the other's place shows.
 
 use super::boxes;
+use super::epilogue_statistics;
 use super::gather;
 use super::gradient;
 use super::group_norm;
@@ -61,6 +62,7 @@ pub fn run(call: &Call<'_>, machine: &mut Machine) {
         }
         "implicit_gemm" => implicit::run(call, machine),
         name if name.starts_with("interleave_") => interleave::run(call, machine),
+        "group_merge" => epilogue_statistics::merge(call, machine),
         name if name.starts_with("group_") => group_norm::run(call, machine),
         _ if call.variant.family == "gradient" => gradient::run(call, machine),
         _ => norm::run(call, machine),
@@ -99,6 +101,7 @@ pub fn extents(call: &Call<'_>) -> Vec<(Pointer, i64)> {
             found.extend([("scale_x", 1), ("scale_w", columns)]);
         }
         name if name.starts_with("norm_") => found = norm::extents(call),
+        "group_merge" => found = epilogue_statistics::extents_of_merge(call),
         name if name.starts_with("group_") => found = group_norm::extents(call),
         name if name.starts_with("box_") => found = boxes::extents(call),
         "shuffle_gemm" | "shuffle_ring" | "shuffle_ring_last" | "shuffle_wgmma" => {

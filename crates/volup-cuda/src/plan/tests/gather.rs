@@ -1,6 +1,7 @@
 //! What `gather_gemm` does, given its arguments.
 
 use super::contracts::{activate, biased};
+use super::epilogue_statistics::{self, Output, Place};
 use super::halo::{Packing, pack_along, rows_of_tile};
 use super::machine::{Call, Machine};
 use std::collections::BTreeSet;
@@ -63,7 +64,15 @@ pub fn extents(call: &Call<'_>) -> Vec<(&'static str, i64)> {
     let taps = product(&["slices", "blocks", "d_kernel", "h_kernel", "w_kernel", "chunks"]);
     let control = if call.int("ahead") > 0 { 10 + call.int("pieces") } else { 5 };
     let a = product(&["slices", "chunks", "a_rows"]) * PANELS * e;
-    vec![("a", a), ("b", taps * PANELS * columns * e), ("control", control)]
+    let mut found = vec![("a", a), ("b", taps * PANELS * columns * e), ("control", control)];
+    if call.variant.param("COUNTS").is_some() {
+        found.extend(epilogue_statistics::extents(call, call.int("rows") / rows_of_sample(call)));
+    }
+    found
+}
+
+fn rows_of_sample(call: &Call<'_>) -> i64 {
+    call.ints(["pd", "ph", "pw"]).iter().product()
 }
 
 /// Phases: residues along depth, height and, unless these are columns, width.
@@ -260,6 +269,7 @@ fn finish(
     let strides = call.ints(["d_stride", "h_stride", "w_stride"]);
     let sizes = call.ints(["d_out", "h_out", "w_out"]);
     let [y_n, y_c, y @ ..] = call.ints(["y_n", "y_c", "y_d", "y_h", "y_w"]);
+    let mut outputs = Vec::new();
     for (at, &sum) in (0..).zip(sum) {
         let [n, position @ ..] = position(call, row0 + at / bn);
         let residue = at % bn / channels_of_tile;
@@ -273,6 +283,22 @@ fn finish(
         let co = column_block / blocks * channels + co;
         let sum = sum + biased(call, machine, call.pointer("bias"), co);
         let to = n * y_n + co * y_c + (0..3).map(|axis| output[axis] * y[axis]).sum::<i64>();
-        machine.write(call.pointer("y"), to, activate(call, sum, ["activation", "slope"]));
+        let value = activate(call, sum, ["activation", "slope"]);
+        machine.write(call.pointer("y"), to, value);
+        outputs.push(Output { row: row0 + at / bn, channel: column_block / blocks * channels + co, value });
+    }
+    if call.variant.param("COUNTS").is_some() {
+        let advance = rows_of_tile(call);
+        let first = column_block % blocks * channels_of_tile;
+        let slice = column_block / blocks * channels;
+        let place = Place {
+            tile: row0 / advance,
+            advance,
+            rows: row0..call.int("rows").min(row0 + advance),
+            rows_of_sample: rows_of_sample(call),
+            phase: (residues[0] * (strides[1] / of_line) + residues[1]) * (strides[2] / of_row) + residues[2],
+            channels: slice + first..slice + channels.min(first + channels_of_tile),
+        };
+        epilogue_statistics::count(call, machine, &place, &outputs);
     }
 }

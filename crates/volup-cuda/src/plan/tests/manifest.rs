@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 const VARIANTS: &str = include_str!("../../../../volup-kernels/variants.toml");
 
 /// The kernels' files by family; those in CUDA C++ by kernel.
-const SOURCES: [(&str, &str); 33] = [
+const SOURCES: [(&str, &str); 34] = [
     ("block_output", include_str!("../../../../volup-kernels/src/cuda/block_output.cu")),
     ("box_gemm", include_str!("../../../../volup-kernels/src/cuda/box_gemm.cu")),
     ("box_pack_weight", include_str!("../../../../volup-kernels/src/cuda/box_pack_weight.cu")),
@@ -24,6 +24,7 @@ const SOURCES: [(&str, &str); 33] = [
     ("gradient_sums", include_str!("../../../../volup-kernels/src/cuda/gradient_sums.cu")),
     ("gradient_vectors", include_str!("../../../../volup-kernels/src/cuda/gradient_vectors.cu")),
     ("gradient_weight", include_str!("../../../../volup-kernels/src/cuda/gradient_weight.cu")),
+    ("group_merge", include_str!("../../../../volup-kernels/src/cuda/group_merge.cu")),
     ("group_scale", include_str!("../../../../volup-kernels/src/cuda/group_scale.cu")),
     ("group_statistics", include_str!("../../../../volup-kernels/src/cuda/group_statistics.cu")),
     ("halo_gemm", include_str!("../../../../volup-kernels/src/cuda/halo_gemm.cu")),
@@ -159,6 +160,7 @@ fn declared_in_cuda(variant: &Variant, source: &'static str) -> Signature {
             Some(("#if", "KIND == 2")) => kind == 2,
             Some(("#if", "PARTED")) => kind == 2 || kind == 3,
             Some(("#ifdef", "SHORT")) => short,
+            Some(("#ifdef", "COUNTS")) => counts,
             Some(("#ifdef", "TAPS")) => variant.param("TAPS").is_some(),
             _ if line == "#else" => !keep,
             _ if line == "#endif" => true,
@@ -196,6 +198,7 @@ fn declared_in_cuda(variant: &Variant, source: &'static str) -> Signature {
             vec!["KIND", "BN", "MI", "CTAS", "WGS", "TAPS", "W_STRIDE"]
         }
         "halo_gemm" => vec!["KIND", "BN", "MI", "CTAS", "WGS"],
+        "gather_gemm" if counts => vec!["KIND", "BN", "MI", "CTAS", "WGS", "RW", "RH", "COUNTS"],
         "gather_gemm" => vec!["KIND", "BN", "MI", "CTAS", "WGS", "RW", "RH"],
         "box_gemm" => vec!["KIND", "MT", "NT", "WARPS", "CTAS"],
         "implicit_gemm" if counts => vec!["KIND", "SEGMENTS", "LINES", "WARPGROUPS", "COUNTS"],

@@ -1,0 +1,102 @@
+//! Planning statistics that `halo_gemm` and `gather_gemm` take of what they write, for a group norm. The kernels' files say what
+//! the numbers mean.
+
+use super::epilogue::kernel;
+use super::{
+    Argument, Buffer, Context, Step, Workspace, activation_code, epilogue, grid, norm, product, push,
+};
+use volup::{DType, MemoryFormat, Result};
+
+/// Of a sample there are at least so many of a tile's rows: a tile is gone through once for each sample in it.
+const LEAST: usize = 2;
+
+/// How a product's rows are dealt out to warpgroups.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rows {
+    /// Rows of a sample.
+    pub(super) of_sample: usize,
+    /// From a tile to the next.
+    pub(super) advance: usize,
+    /// Warpgroups of a tile.
+    pub(super) warpgroups: usize,
+    /// Tiles of each row.
+    pub(super) phases: usize,
+}
+
+impl Rows {
+    /// Partials of a sample's channel, if any phase's are counted.
+    fn chunks(self) -> usize {
+        (self.of_sample.div_ceil(self.advance) + 1) * self.warpgroups
+    }
+
+    /// Numbers of all partials of a channel.
+    fn count(self, context: Context<'_>) -> Option<usize> {
+        product(&[context.request.geometry.batch(), self.chunks(), self.phases])
+    }
+
+    /// Whether statistics may be taken so: of a block's normalization, where what comes before is straight.
+    pub(super) fn count_for(self, context: Context<'_>) -> bool {
+        let request = context.request;
+        let block = &request.block;
+        let [_, channels, ..] = request.geometry.output_shape();
+        let straight = activation_code(epilogue(block)[0]).0 <= 2;
+        let partials = self.count(context).and_then(|count| product(&[count, channels + 1, 8]));
+        let output = request.geometry.output_shape().iter().map(|&size| size as f64).product::<f64>();
+        let room = norm::room(output * request.dtype.size() as f64);
+        let fits = partials.is_some_and(|bytes| bytes as f64 <= room && bytes <= i32::MAX as usize);
+        let merges = request.dtype != DType::F64 && kernel(context, "group_merge").is_ok();
+        block.norm().is_some()
+            && context.counted.is_none()
+            && straight
+            && merges
+            && fits
+            && self.of_sample * LEAST >= self.advance
+    }
+
+    /// Takes memory for them: where the partials are, and their counts.
+    pub(super) fn take(self, context: Context<'_>, workspace: &mut Workspace) -> [u64; 2] {
+        let channels = context.request.block.conv().out_channels();
+        let count = self.count(context).expect("few enough");
+        [workspace.take(8 * count * channels), workspace.take(4 * count)]
+    }
+
+    /// Adds what the product is told of them.
+    pub(super) fn push(
+        self,
+        context: Context<'_>,
+        parts: [u64; 2],
+        arguments: &mut Vec<Argument>,
+    ) -> Result<()> {
+        arguments.extend(parts.map(|at| Argument::Pointer(Buffer::Workspace, at)));
+        push(arguments, [self.chunks(), self.phases, context.request.block.conv().out_channels()])
+    }
+
+    /// Launches what merges them, or takes those of what the definition has written instead, and scales the output.
+    pub(super) fn merge_and_scale(
+        self,
+        context: Context<'_>,
+        [parts, counts]: [u64; 2],
+        control: u64,
+        workspace: &mut Workspace,
+        steps: &mut Vec<Step>,
+    ) -> Result<()> {
+        let request = context.request;
+        let spec = request.block.norm().expect("a normalization");
+        let (groups, channels) = (spec.groups(), request.block.conv().out_channels());
+        let samples = request.geometry.batch();
+        let merged = [(); 2].map(|()| workspace.take(4 * samples * groups));
+        let merged = merged.map(|at| Argument::Pointer(Buffer::Workspace, at));
+        let mut arguments = vec![Argument::Pointer(Buffer::Output, 0)];
+        arguments.extend([parts, counts, control].map(|at| Argument::Pointer(Buffer::Workspace, at)));
+        arguments.extend(merged);
+        push(&mut arguments, [groups, channels / groups, self.chunks(), self.phases])?;
+        push(
+            &mut arguments,
+            [self.of_sample, self.advance, self.warpgroups, request.geometry.output_voxels()],
+        )?;
+        arguments.push(i32::from(request.output_format == MemoryFormat::ChannelsLast3d).into());
+        arguments.push(Argument::F64(spec.eps()));
+        steps.push(Step::launch(kernel(context, "group_merge")?, grid(samples * groups)?, arguments));
+        norm::scale(context, spec, merged, true, steps)
+    }
+}

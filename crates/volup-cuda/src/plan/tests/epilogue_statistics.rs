@@ -1,0 +1,118 @@
+//! What products do that take statistics of what they write, and the kernel that merges these.
+
+use super::contracts::FINITE;
+use super::machine::{Call, Machine};
+use std::ops::Range;
+
+/// An output of a tile: its row, the channel and the value.
+pub struct Output {
+    pub row: i64,
+    pub channel: i64,
+    pub value: f64,
+}
+
+/// A tile's place among all: of its rows' tiles, from one to the next so many rows, in a phase, and the channels that it has.
+pub struct Place {
+    pub tile: i64,
+    pub advance: i64,
+    pub rows: Range<i64>,
+    pub rows_of_sample: i64,
+    pub phase: i64,
+    pub channels: Range<i64>,
+}
+
+/// Numbers of partials: twice, and once.
+pub fn extents(call: &Call<'_>, samples: i64) -> Vec<(&'static str, i64)> {
+    let [chunks, phases, channels] = call.ints(["part_chunks", "part_phases", "out_channels"]);
+    vec![("parts", 2 * samples * chunks * phases * channels), ("counts", samples * chunks * phases)]
+}
+
+/// Mean and squared deviations of values.
+fn moments(values: &[f64]) -> [f64; 2] {
+    let mean = values.iter().sum::<f64>() / values.len().max(1) as f64;
+    [mean, values.iter().map(|value| (value - mean) * (value - mean)).sum()]
+}
+
+/// Writes those of what each warpgroup of a tile writes of each sample that the tile has rows of.
+pub fn count(call: &Call<'_>, machine: &mut Machine, place: &Place, outputs: &[Output]) {
+    let [chunks, phases, all] = call.ints(["part_chunks", "part_phases", "out_channels"]);
+    let (of_warpgroup, warpgroups) = (64 * call.size("MI"), call.size("WGS"));
+    let of_sample = place.rows_of_sample;
+    let samples = place.rows.start / of_sample..(place.rows.end - 1) / of_sample + 1;
+    for (sample, warpgroup) in samples.flat_map(|n| (0..warpgroups).map(move |warpgroup| (n, warpgroup))) {
+        let chunk = (place.tile - sample * of_sample / place.advance) * warpgroups + warpgroup;
+        assert!((0..chunks).contains(&chunk) && (0..phases).contains(&place.phase), "{chunk}");
+        let at = (sample * chunks + chunk) * phases + place.phase;
+        let first = place.tile * place.advance + warpgroup * of_warpgroup;
+        let own = |output: &&Output| {
+            output.row / of_sample == sample && (first..first + of_warpgroup).contains(&output.row)
+        };
+        let own: Vec<&Output> = outputs.iter().filter(own).collect();
+        for channel in place.channels.clone() {
+            let of_channel = own.iter().filter(|output| output.channel == channel);
+            let values: Vec<f64> = of_channel.map(|output| output.value).collect();
+            for (which, value) in (0..).zip(moments(&values)) {
+                machine.write(call.pointer("parts"), 2 * (at * all + channel) + which, value);
+            }
+            if channel == 0 {
+                machine.write(call.pointer("counts"), at, values.len() as f64);
+            }
+        }
+    }
+}
+
+/// The parts of the workspace that `group_merge` may touch.
+pub fn extents_of_merge(call: &Call<'_>) -> Vec<(&'static str, i64)> {
+    let product = |names: &[&str]| names.iter().map(|name| call.int(name)).product::<i64>();
+    let samples = call.grid[0] / call.int("groups");
+    let counts = samples * product(&["chunks", "phases"]);
+    let parts = 2 * counts * product(&["groups", "group_channels"]);
+    let merged = ["mean", "rstd"].map(|name| (name, call.grid[0]));
+    [("parts", parts), ("counts", counts), ("control", 5)].into_iter().chain(merged).collect()
+}
+
+/// The mean and 1/sigma of each sample's groups, from their partials, or where control words say so from what y holds.
+pub fn merge(call: &Call<'_>, machine: &mut Machine) {
+    let [groups, group_channels, chunks, phases] =
+        call.ints(["groups", "group_channels", "chunks", "phases"]);
+    let [rows, advance, warpgroups, voxels] = call.ints(["rows", "advance", "warpgroups", "voxels"]);
+    assert!(call.grid[0] % groups == 0 && call.grid[1..] == [1, 1] && call.variant.threads == 1024);
+    let (control, channels) = (call.pointer("control"), groups * group_channels);
+    let word = |machine: &Machine, at| machine.read(control, at);
+    let stands = word(machine, 0).max(word(machine, 1)) <= FINITE && word(machine, 2) == 0.0;
+    for (sample, group) in (0..call.grid[0] / groups).flat_map(|n| (0..groups).map(move |group| (n, group))) {
+        let of_group = group * group_channels..(group + 1) * group_channels;
+        let (mut mean, mut m2, mut count) = (0.0, 0.0, 0.0);
+        let mut add = |[of, squared, n]: [f64; 3]| {
+            if n > 0.0 {
+                let (off, total) = (of - mean, count + n);
+                m2 += squared + off * off * count * n / total;
+                mean += off * n / total;
+                count = total;
+            }
+        };
+        if stands {
+            let tiles = ((sample + 1) * rows - 1) / advance - sample * rows / advance + 1;
+            assert!(tiles * warpgroups <= chunks);
+            for at in (0..tiles * warpgroups * phases).map(|at| sample * chunks * phases + at) {
+                let n = machine.read(call.pointer("counts"), at);
+                for channel in of_group.clone() {
+                    let part = [0, 1].map(|which| {
+                        machine.read(call.pointer("parts"), 2 * (at * channels + channel) + which)
+                    });
+                    add([part[0], part[1], n]);
+                }
+            }
+        } else {
+            for (channel, voxel) in of_group.flat_map(|c| (0..voxels).map(move |voxel| (c, voxel))) {
+                let last = call.int("last") == 1;
+                let of_sample = if last { voxel * channels + channel } else { channel * voxels + voxel };
+                let value = machine.read(call.pointer("y"), sample * channels * voxels + of_sample);
+                add([value, 0.0, 1.0]);
+            }
+        }
+        let at = sample * groups + group;
+        machine.write(call.pointer("mean"), at, mean);
+        machine.write(call.pointer("rstd"), at, 1.0 / (m2 / count + call.float("eps")).sqrt());
+    }
+}
