@@ -285,7 +285,7 @@ fn finish(
         let to = n * y_n + co * y_c + (0..3).map(|axis| output[axis] * y[axis]).sum::<i64>();
         let value = activate(call, sum, ["activation", "slope"]);
         machine.write(call.pointer("y"), to, value);
-        outputs.push(Output { row: row0 + at / bn, channel: column_block / blocks * channels + co, value });
+        outputs.push(Output { row: row0 + at / bn, channel: co, value });
     }
     if call.variant.param("COUNTS").is_some() {
         let advance = rows_of_tile(call);

@@ -10,7 +10,7 @@ use volup::testing::{Case, cases};
 use volup::{DType, MemoryFormat, Precision};
 
 /// What the table has not, and why.
-const ROWS: [(&str, &str); 9] = [
+const ROWS: [(&str, &str); 13] = [
     (
         "n 5, 6x6x6, 9>7, k 3, s 2, p 1, op 1, bias, relu",
         "voxels that the first position does not reach, many tiles",
@@ -32,6 +32,10 @@ const ROWS: [(&str, &str); 9] = [
     ("n 2, 3x4x9, 8>6, k 2x3x3, d 2x1x2, tanh, gn 3", "a curved activation, and a norm"),
     ("n 4, 3x9x9, 8>6, k 3x3x1, s 1x1x2, bias", "a lattice along width"),
     ("n 9, 2x3x3, 8>6, k 10x1x2, bias", "the most taps along an axis"),
+    ("n 3, 5x6x7, 9>36, k 3, s 2, p 1, op 1, bias, relu, gn 6", "a norm, samples that meet in a tile"),
+    ("n 2, 6x6x6, 8>34, k 3, s 1x2x2, p 1, leaky_relu(0.1), gn 17", "groups across eights of channels"),
+    ("n 2, 7x5x8, 8>33, k 2, s 2, bias, gn 3", "a norm of a kernel that is its stride"),
+    ("n 5, 4x6x6, 9>20, k 4, s 2, p 1, g 1, relu, gn 20 plain", "a group a channel"),
 ];
 
 fn own() -> Vec<Case> {
