@@ -1,4 +1,4 @@
-//! Planning statistics that `halo_gemm` and `gather_gemm` take of what they write, for a group norm. The kernels' files say what
+//! Planning statistics that `gather_gemm` takes of what it writes, for a group norm. The kernels' files say what
 //! the numbers mean.
 
 use super::epilogue::kernel;
@@ -7,16 +7,16 @@ use super::{
 };
 use volup::{DType, MemoryFormat, Result};
 
-/// Of a sample there are at least so many of a tile's rows: a tile is gone through once for each sample in it.
-const LEAST: usize = 2;
+/// The most whole samples whose rows a tile may hold: it is gone through once for each.
+const MOST_SAMPLES: usize = 2;
 
 /// How a product's rows are dealt out to warpgroups.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rows {
     /// Rows of a sample.
     pub(super) of_sample: usize,
-    /// From a tile to the next.
-    pub(super) advance: usize,
+    /// Rows of a tile.
+    pub(super) of_tile: usize,
     /// Warpgroups of a tile.
     pub(super) warpgroups: usize,
     /// Tiles of each row.
@@ -24,9 +24,9 @@ pub(super) struct Rows {
 }
 
 impl Rows {
-    /// Partials of a sample's channel, if any phase's are counted.
+    /// Partials of a sample's channel in a phase, where a tile begins and ends anywhere in it.
     fn chunks(self) -> usize {
-        (self.of_sample.div_ceil(self.advance) + 1) * self.warpgroups
+        (self.of_sample.div_ceil(self.of_tile) + 1) * self.warpgroups
     }
 
     /// Numbers of all partials of a channel.
@@ -50,7 +50,7 @@ impl Rows {
             && straight
             && merges
             && fits
-            && self.of_sample * LEAST >= self.advance
+            && self.of_sample * MOST_SAMPLES >= self.of_tile
     }
 
     /// Takes memory for them: where the partials are, and their counts.
@@ -92,7 +92,7 @@ impl Rows {
         push(&mut arguments, [groups, channels / groups, self.chunks(), self.phases])?;
         push(
             &mut arguments,
-            [self.of_sample, self.advance, self.warpgroups, request.geometry.output_voxels()],
+            [self.of_sample, self.of_tile, self.warpgroups, request.geometry.output_voxels()],
         )?;
         arguments.push(i32::from(request.output_format == MemoryFormat::ChannelsLast3d).into());
         arguments.push(Argument::F64(spec.eps()));

@@ -232,7 +232,7 @@ impl<'a> GatherGemm<'a> {
         of_phases.sort_by(|one, other| other.total_cmp(one));
         let of_samples = Rows {
             of_sample: positions.iter().product(),
-            advance: bm,
+            of_tile: bm,
             warpgroups: size(kernel, "WGS"),
             phases,
         };

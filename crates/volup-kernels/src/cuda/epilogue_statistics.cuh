@@ -1,4 +1,4 @@
-// Statistics of what `halo_gemm` and `gather_gemm` write, for a group norm: `group_merge` merges them.
+// Statistics of what `gather_gemm` writes, for a group norm: `group_merge` merges them.
 //
 // Of each channel what a warpgroup writes of a tile has a mean and a sum of squared deviations from it. They come from the sums
 // of a warp's values and of their squares. Where a mean is so much larger than the deviations from it that the difference would
@@ -10,22 +10,22 @@
 #include "halo_epilogue.cuh"
 
 /// Where they go: `parts` (mean, squared deviations) of [sample][chunk][phase][channel], `counts` of [sample][chunk][phase]. A
-/// sample's chunks are the warpgroups of the tiles that hold any of its rows, `rows` of them and from a tile to the next.
+/// sample's chunks are the warpgroups of the tiles that hold any of its `rows`.
 struct Statistics {
     float2 *parts;
     float *counts;
-    int chunks, phases, channels, rows, advance;
+    int chunks, phases, channels, rows;
 
     /// The partial of a warpgroup of a tile of some phase, as [sample][chunk][phase].
     __device__ __forceinline__ long long at(int sample, int tile, int warpgroup, int phase) const {
-        const int chunk = (tile - sample * rows / advance) * WGS + warpgroup;
+        const int chunk = (tile - sample * rows / BM) * WGS + warpgroup;
         return ((long long)sample * chunks + chunk) * phases + phase;
     }
 };
 
 /// Eights of channels that change places in a warp's staging area at once, and bytes from one to the next there, such that no two
 /// lanes that read or write at once meet in a bank.
-constexpr int EIGHTS = MI == 2 ? 4 : 2, EIGHT_PITCH = 576;
+constexpr int EIGHTS = 4, EIGHT_PITCH = 576;
 static_assert(CHANNELS % 32 == 0 && CHANNELS <= 128);
 static_assert(EIGHTS * EIGHT_PITCH <= 4 * STAGING && 2 * CHANNELS + 1 <= STAGING);
 /// The share of the sum of squares that is left of it at least.
@@ -67,8 +67,8 @@ template <int LINES> struct Outputs {
     }
     __device__ __forceinline__ bool has(int bit) const { return there >> bit & 1; }
 
-    /// The sums of values and of their squares, of four eights of channels over the warp's lanes: of those of one channel, that
-    /// `lane` has in the end: eight `lane / 8`, two neighbours of `lane % 4`, one of them `lane / 4 % 2`.
+    /// The sums of values and of their squares over the warp, from an eight on: of the channel that this lane has in the end, of
+    /// eight `lane/8`, of neighbours `lane%4`, the one `lane/4%2`.
     template <bool WHOLE> __device__ __forceinline__ float2 sums(int eights) const {
         float2 total[8];
 #pragma unroll
@@ -122,7 +122,8 @@ template <int LINES> struct Outputs {
         return make_float2(near + off, m2);
     }
 
-    /// Two numbers of each channel of some eights to shared memory, from where a lane has those that `lane/4` tells apart, of one channel.
+    /// Two numbers of each lane's channels, of some eights, to shared memory, where a lane has those of one channel, a row of lanes
+    /// after the other.
     template <typename Of> __device__ __forceinline__ void exchange(char *staged, int group, Of of) const {
         const int lane = threadIdx.x % 32;
         __syncwarp();
@@ -137,7 +138,7 @@ template <int LINES> struct Outputs {
         __syncwarp();
     }
     __device__ __forceinline__ static const float2 *exchanged(const char *staged) {
-        const int lane = threadIdx.x % (8 * EIGHTS);
+        const int lane = threadIdx.x % 32;
         return (const float2 *)(staged + lane / 8 * EIGHT_PITCH) + lane % 8;
     }
 };
@@ -147,17 +148,12 @@ template <bool IS> struct Whole {
     static constexpr bool value = IS;
 };
 
-/// Which column a channel's output is of, of those that are columns beside each other's.
-struct Columns {
-    int outputs, to_channel, to_output;
-};
-
 /// Counts a warpgroup's outputs of one sample, of `channels` channels from `channel0` on. `own` are the bits of this lane's row
 /// (`lane % ROWS`), of its lines and residues; `staged` is the warp's, and of no use before and after. All threads of the
 /// warpgroup come here.
 template <int LINES>
 __device__ __forceinline__ void count_outputs(float (&sum)[LINES][MI][REGISTERS], unsigned own, float *staged, int channel0, int channels,
-                                              const Columns &columns, const Statistics &to, long long at, int warpgroup) {
+                                              const Statistics &to, long long at, int warpgroup) {
     constexpr int OF_ROW = LINES * RESIDUES, OF_LANE = 2 * MI * OF_ROW;
     const int lane = threadIdx.x % 32, thread = threadIdx.x % 128;
     Outputs<LINES> outputs = {sum, 0};
@@ -182,13 +178,11 @@ __device__ __forceinline__ void count_outputs(float (&sum)[LINES][MI][REGISTERS]
     // What the warps have of a channel, each by a thread.
     const auto over_warps = [&](auto add) {
         const float *const of_first = staged - thread / 32 * STAGING;
-#pragma unroll 1
-        for (int output = 0; output < columns.outputs; output++)
 #pragma unroll
-            for (int warp = 0; warp < 4; warp++) {
-                const float *const of_warp = of_first + warp * STAGING;
-                add(of_warp[2 * CHANNELS], ((const float2 *)of_warp)[thread * columns.to_channel + output * columns.to_output]);
-            }
+        for (int warp = 0; warp < 4; warp++) {
+            const float *const of_warp = of_first + warp * STAGING;
+            add(of_warp[2 * CHANNELS], ((const float2 *)of_warp)[thread]);
+        }
     };
     Moments all = {0.0f, 0.0f, 0.0f};
     int bad = 0;
@@ -222,9 +216,8 @@ __device__ __forceinline__ void count_outputs(float (&sum)[LINES][MI][REGISTERS]
             own_moments[group] = make_float2(of_warp.mean, of_warp.m2);
         }
         __syncwarp();
-        if (lane < 8 * EIGHTS)
 #pragma unroll
-            for (int group = 0; group < CHANNELS / (8 * EIGHTS); group++) ((float2 *)staged)[group * 8 * EIGHTS + lane] = own_moments[group];
+        for (int group = 0; group < CHANNELS / (8 * EIGHTS); group++) ((float2 *)staged)[group * 8 * EIGHTS + lane] = own_moments[group];
         if (lane == 0) staged[2 * CHANNELS] = (float)count;
         asm volatile("bar.sync %0, 128;" ::"r"(warpgroup + 1) : "memory");
         all = {0.0f, 0.0f, 0.0f};

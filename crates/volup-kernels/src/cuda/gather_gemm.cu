@@ -511,12 +511,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
             for (int of = 0; of < RH; of++)
 #pragma unroll
                 for (int r = 0; r < RW; r++) own |= (of < lines && ow + r < w_out) << (of * RW + r);
-            const Statistics statistics = {(float2 *)parts, counts, part_chunks, part_phases, out_channels, pd * ph * pw, BM};
+            const Statistics statistics = {(float2 *)parts, counts, part_chunks, part_phases, out_channels, pd * ph * pw};
             const int phase = (t.phase.rd * (RH == 2 ? 1 : h_stride) + t.phase.rh) * (RW == 2 ? 1 : w_stride) + t.phase.rw;
             const int last = Position(s, *by, min(t.row0 + BM, rows) - 1).n;
 #pragma unroll 1
             for (int n = t.at.n; n <= last; n++)
-                count_outputs(sum, at.n == n ? own : 0, staged, slice * channels + channel0, min(channels - channel0, CHANNELS), {1, 1, 0}, statistics,
+                count_outputs(sum, at.n == n ? own : 0, staged, slice * channels + channel0, min(channels - channel0, CHANNELS), statistics,
                               statistics.at(n, t.row0 / BM, warpgroup, phase), warpgroup);
         }
 #endif

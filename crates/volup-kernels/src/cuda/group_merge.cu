@@ -1,11 +1,12 @@
-// Merges the statistics that `halo_gemm` and `gather_gemm` take of what they write (`epilogue_statistics.cuh`), those of a group
-// and sample by a block, in double precision and a fixed order: the sums of what all of them are off from one of their means,
-// and of the squares of that.
+// Merges the statistics that `gather_gemm` takes of what it writes (`epilogue_statistics.cuh`), those of a group and sample by a
+// block, in double precision and a fixed order: the sums of what all of them are off from one of their means, and of the squares
+// of that.
 //
 // Where the product does not stand and the definition has written y anew, they are taken of that instead.
 //
 // Parameters: `y`, `parts`, `counts`, `control`, `mean`, `rstd` (of each sample and group); i32: `groups`, `group_channels`,
-// `chunks`, `phases`, `rows`, `advance`, `warpgroups` (of a tile), `voxels` (of a sample of y), `last` (y is NDHWC); f64: `eps`.
+// `chunks`, `phases`, `rows` (of a sample), `tile_rows` and `warpgroups` (of a tile), `voxels` (of a sample of y), `last` (y is
+// NDHWC); f64: `eps`.
 // Threads: 1024. Grid: samples*groups along the first axis.
 
 #include "element.cuh"
@@ -29,14 +30,14 @@ struct Sums {
 
 extern "C" __global__ void __launch_bounds__(THREADS) group_merge(const Element *y, const float *parts, const float *counts, const unsigned *control,
                                                                   float *mean, float *rstd, int groups, int group_channels, int chunks, int phases,
-                                                                  int rows, int advance, int warpgroups, int voxels, int last, double eps) {
+                                                                  int rows, int tile_rows, int warpgroups, int voxels, int last, double eps) {
     const int sample = blockIdx.x / groups, group = blockIdx.x - sample * groups, channels = groups * group_channels;
     // As `direct` is told: operands that are not finite, or values that the split is too coarse for.
     const bool stands = max(control[0], control[1]) <= 0x7f7fffffu && control[2] == 0;
     Sums all = {0.0, 0.0, 0.0};
     double near;
     if (stands) {
-        const int tiles = ((sample + 1) * rows - 1) / advance - sample * rows / advance + 1, many = tiles * warpgroups * phases * group_channels;
+        const int tiles = ((sample + 1) * rows - 1) / tile_rows - sample * rows / tile_rows + 1, many = tiles * warpgroups * phases * group_channels;
         const float *const own_counts = counts + (long long)sample * chunks * phases;
         const float2 *const own_parts = (const float2 *)parts + (long long)sample * chunks * phases * channels + group * group_channels;
         // One in the middle, which is there unless the sample has few rows.

@@ -11,10 +11,10 @@ pub struct Output {
     pub value: f64,
 }
 
-/// A tile's place among all: of its rows' tiles, from one to the next so many rows, in a phase, and the channels that it has.
+/// A tile's place among all: its number, of so many rows, and its rows, phase and channels.
 pub struct Place {
     pub tile: i64,
-    pub advance: i64,
+    pub tile_rows: i64,
     pub rows: Range<i64>,
     pub rows_of_sample: i64,
     pub phase: i64,
@@ -40,10 +40,10 @@ pub fn count(call: &Call<'_>, machine: &mut Machine, place: &Place, outputs: &[O
     let of_sample = place.rows_of_sample;
     let samples = place.rows.start / of_sample..(place.rows.end - 1) / of_sample + 1;
     for (sample, warpgroup) in samples.flat_map(|n| (0..warpgroups).map(move |warpgroup| (n, warpgroup))) {
-        let chunk = (place.tile - sample * of_sample / place.advance) * warpgroups + warpgroup;
+        let chunk = (place.tile - sample * of_sample / place.tile_rows) * warpgroups + warpgroup;
         assert!((0..chunks).contains(&chunk) && (0..phases).contains(&place.phase), "{chunk}");
         let at = (sample * chunks + chunk) * phases + place.phase;
-        let first = place.tile * place.advance + warpgroup * of_warpgroup;
+        let first = place.tile * place.tile_rows + warpgroup * of_warpgroup;
         let own = |output: &&Output| {
             output.row / of_sample == sample && (first..first + of_warpgroup).contains(&output.row)
         };
@@ -75,7 +75,7 @@ pub fn extents_of_merge(call: &Call<'_>) -> Vec<(&'static str, i64)> {
 pub fn merge(call: &Call<'_>, machine: &mut Machine) {
     let [groups, group_channels, chunks, phases] =
         call.ints(["groups", "group_channels", "chunks", "phases"]);
-    let [rows, advance, warpgroups, voxels] = call.ints(["rows", "advance", "warpgroups", "voxels"]);
+    let [rows, tile_rows, warpgroups, voxels] = call.ints(["rows", "tile_rows", "warpgroups", "voxels"]);
     assert!(call.grid[0] % groups == 0 && call.grid[1..] == [1, 1] && call.variant.threads == 1024);
     let (control, channels) = (call.pointer("control"), groups * group_channels);
     let word = |machine: &Machine, at| machine.read(control, at);
@@ -92,7 +92,7 @@ pub fn merge(call: &Call<'_>, machine: &mut Machine) {
             }
         };
         if stands {
-            let tiles = ((sample + 1) * rows - 1) / advance - sample * rows / advance + 1;
+            let tiles = ((sample + 1) * rows - 1) / tile_rows - sample * rows / tile_rows + 1;
             assert!(tiles * warpgroups <= chunks);
             for at in (0..tiles * warpgroups * phases).map(|at| sample * chunks * phases + at) {
                 let n = machine.read(call.pointer("counts"), at);

@@ -288,13 +288,13 @@ fn finish(
         outputs.push(Output { row: row0 + at / bn, channel: co, value });
     }
     if call.variant.param("COUNTS").is_some() {
-        let advance = rows_of_tile(call);
+        let tile_rows = rows_of_tile(call);
         let first = column_block % blocks * channels_of_tile;
         let slice = column_block / blocks * channels;
         let place = Place {
-            tile: row0 / advance,
-            advance,
-            rows: row0..call.int("rows").min(row0 + advance),
+            tile: row0 / tile_rows,
+            tile_rows,
+            rows: row0..call.int("rows").min(row0 + tile_rows),
             rows_of_sample: rows_of_sample(call),
             phase: (residues[0] * (strides[1] / of_line) + residues[1]) * (strides[2] / of_row) + residues[2],
             channels: slice + first..slice + channels.min(first + channels_of_tile),

@@ -135,4 +135,21 @@ fn a_wrong_argument_shows() {
         let unnoticed = unnoticed_of(&example, &request, plan, &wrong);
         assert!(unnoticed.is_empty(), "{unnoticed:?} may be wrong: {plan}");
     }
+    // With statistics, of samples that are a tile each.
+    let line = "n 3, 4x8x8, 9>36, k 3, s 2, p 1, op 1, bias, relu, gn 6";
+    let case = Case::parse("wrong", line, "all arguments matter").expect("a valid case");
+    let example = Example::new(&case, DType::F32, |_, _| {});
+    let request = example.request(Algorithm::GatherGemm, Precision::Tf32, [FORMATS[0]; 2]);
+    let wrong = [
+        ("gather_gemm", "part_chunks part_phases out_channels"),
+        ("group_merge", "groups group_channels chunks phases rows tile_rows warpgroups"),
+    ];
+    let plans = plans(&request, &device, &all);
+    let counting: Vec<&Plan> =
+        plans.iter().filter(|plan| plan.to_string().contains("with statistics")).collect();
+    assert!(counting.len() > 2, "{} plans", counting.len());
+    for plan in counting {
+        let unnoticed = unnoticed_of(&example, &request, plan, &wrong);
+        assert!(unnoticed.is_empty(), "{unnoticed:?} may be wrong: {plan}");
+    }
 }
