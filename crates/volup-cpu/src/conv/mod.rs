@@ -207,7 +207,7 @@ unsafe fn tile<S: Simd, const CO: usize, const NV: usize, const BY_TAPS: bool>(
     }
 }
 
-/// Sums a row in tiles of `NV` vectors, then of 2 and 1.
+/// Sums a row in tiles of `NV` vectors, then of 2 and 1, four by twos.
 ///
 /// # Safety
 /// As [`Kernels::accumulate`], for a multiple of `CO` channels.
@@ -223,6 +223,8 @@ unsafe fn row<S: Simd, const CO: usize, const NV: usize, const BY_TAPS: bool>(ar
         while done < vectors {
             let start = done * S::LANES;
             let width = match vectors - done {
+                // Not three and one, whose few sums would wait for one another.
+                4 if NV == 3 => 2,
                 left if left >= NV => NV,
                 left => left.min(2),
             };
