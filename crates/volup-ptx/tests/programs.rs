@@ -89,6 +89,9 @@ fn functions_are_what_the_instructions_are() {
         |_| 2f32.to_bits(),
     );
     same("mov.b32 %f1, 0f7FC00000;\nmax.NaN.f32 %f3, %f1, %f1;\nmov.b32 %r20, %f3;", |_| f32::NAN.to_bits());
+    same("cvt.rn.f32.u32 %f1, %r10;\nsqrt.rn.f32 %f2, %f1;\nmov.b32 %r20, %f2;", |x| {
+        (x as f32).sqrt().to_bits()
+    });
     same("mov.f32 %f1, 0f7FC00000;\nsetp.leu.f32 %p1, %f1, %f1;\nselp.u32 %r20, 1, 0, %p1;", |_| 1);
 }
 
@@ -123,6 +126,17 @@ fn barriers_are_needed() {
         64,
         "wait",
     );
+}
+
+/// Pairs of warps that vote at barriers of their own: what one pair says the other does not hear.
+#[test]
+fn some_warps_vote() {
+    let body = "shr.u32 %r10, %r2, 6;\nsetp.eq.u32 %p1, %r2, 70;\n\
+                bar.red.or.pred %p2, %r10, 64, %p1;\nselp.b32 %r11, 1, 0, %p2;\nst.global.u32 [%rd5], %r11;";
+    for seed in 0..20 {
+        let got = run(body, 1, 128, &[0; 128], seed).unwrap();
+        assert_eq!(got, (0..128).map(|at| u32::from(at >= 64)).collect::<Vec<_>>());
+    }
 }
 
 /// A copy that is not waited for comes late.
