@@ -41,8 +41,7 @@ impl Rows {
         let [_, channels, ..] = request.geometry.output_shape();
         let straight = activation_code(epilogue(block)[0]).0 <= 2;
         let partials = self.count(context).and_then(|count| product(&[count, channels + 1, 8]));
-        let output = request.geometry.output_shape().iter().map(|&size| size as f64).product::<f64>();
-        let room = norm::room(output * request.dtype.size() as f64);
+        let room = norm::room(norm::bytes(context));
         let fits = partials.is_some_and(|bytes| bytes as f64 <= room && bytes <= i32::MAX as usize);
         let merges = request.dtype != DType::F64 && kernel(context, "group_merge").is_ok();
         block.norm().is_some()
@@ -84,8 +83,7 @@ impl Rows {
         let spec = request.block.norm().expect("a normalization");
         let (groups, channels) = (spec.groups(), request.block.conv().out_channels());
         let samples = request.geometry.batch();
-        let merged = [(); 2].map(|()| workspace.take(4 * samples * groups));
-        let merged = merged.map(|at| Argument::Pointer(Buffer::Workspace, at));
+        let merged = norm::merged(context, spec, workspace);
         let mut arguments = vec![Argument::Pointer(Buffer::Output, 0)];
         arguments.extend([parts, counts, control].map(|at| Argument::Pointer(Buffer::Workspace, at)));
         arguments.extend(merged);

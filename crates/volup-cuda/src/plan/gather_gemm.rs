@@ -193,7 +193,16 @@ impl<'a> GatherGemm<'a> {
             return None;
         }
 
-        let counts = kernel.param("COUNTS").is_some();
+        let way = if kernel.param("COUNTS").is_some() { Way::Counted } else { Way::Plain };
+        let of_samples = Rows {
+            of_sample: positions.iter().product(),
+            of_tile: bm,
+            warpgroups: size(kernel, "WGS"),
+            phases,
+        };
+        if way == Way::Counted && !of_samples.count_for(context) {
+            return None;
+        }
         // Cost: what each phase's tile takes in clocks, and how blocks share them.
         let clocks = (n * lines * (bm / 64) * PANELS / 2) as f64 / 2.0;
         let (vector, [.., w_out]) = (16 / request.dtype.size(), geometry.output_shape());
@@ -206,7 +215,7 @@ impl<'a> GatherGemm<'a> {
         };
         let of_type = if in_vectors { VECTORS[usize::from(!ncdhw)] } else { ELEMENT };
         let wide = usize::from(request.dtype == DType::F32);
-        let element = of_type[wide] + if counts { COUNTED[wide] } else { 0.0 };
+        let element = of_type[wide] + if way == Way::Counted { COUNTED[wide] } else { 0.0 };
         let tile = CLOCK * (TILE + element * (bm * n * lines) as f64);
         let of_unit = if lines == 2 { UNIT_OF_FOUR } else { UNIT[outputs - 1] };
         let mut of_phases = Vec::new();
@@ -230,15 +239,6 @@ impl<'a> GatherGemm<'a> {
             }
         }
         of_phases.sort_by(|one, other| other.total_cmp(one));
-        let of_samples = Rows {
-            of_sample: positions.iter().product(),
-            of_tile: bm,
-            warpgroups: size(kernel, "WGS"),
-            phases,
-        };
-        if counts && !of_samples.count_for(context) {
-            return None;
-        }
         let device = context.device.multiprocessors;
         let launched = tiles.min(device);
         let by_work = phases > 1 && tiles <= FEW * device;
@@ -256,7 +256,7 @@ impl<'a> GatherGemm<'a> {
         let (output, seen) = if apart { (2.0 * output, 0.6) } else { (output, 0.2) };
         let product = busy.max(output) + seen * busy.min(output);
         let passed = pack.max(items as f64 / PIECES);
-        let rest = if counts { norm::MERGE + norm::scaling(context) } else { 0.0 };
+        let rest = if way == Way::Counted { norm::MERGE + norm::scaling(context) } else { 0.0 };
         let apart = GatherGemm {
             operand,
             kernel,
@@ -271,7 +271,7 @@ impl<'a> GatherGemm<'a> {
             launched,
             by_work,
             along: false,
-            way: if counts { Way::Counted } else { Way::Plain },
+            way,
             of_samples,
             seconds: product + START + passed + LAUNCHES + rest,
         };

@@ -39,7 +39,8 @@ pub(super) fn scaling(context: Context<'_>) -> f64 {
     2.0 * bytes(context) / SCALE
 }
 
-fn bytes(context: Context<'_>) -> f64 {
+/// Bytes of the output.
+pub(super) fn bytes(context: Context<'_>) -> f64 {
     let voxels: f64 = context.request.geometry.output_shape().iter().map(|&size| size as f64).product();
     voxels * context.request.dtype.size() as f64
 }
@@ -70,10 +71,7 @@ impl Partials {
         workspace: &mut Workspace,
         steps: &mut Vec<Step>,
     ) -> Result<[Argument; 2]> {
-        let count = context.request.geometry.batch() * norm.groups();
-        let element = context.request.dtype.accumulator().size();
-        let statistics = [(); 2].map(|()| workspace.take(count * element));
-        let statistics = statistics.map(|at| Argument::Pointer(Buffer::Workspace, at));
+        let statistics = merged(context, norm, workspace);
         self.merge_to(context, norm, statistics, steps)?;
         Ok(statistics)
     }
@@ -96,6 +94,13 @@ impl Partials {
         steps.push(Step::launch(variant, blocks(context, samples * groups), arguments));
         Ok(())
     }
+}
+
+/// Room for the mean and 1/sigma of every sample and group.
+pub(super) fn merged(context: Context<'_>, norm: NormSpec, workspace: &mut Workspace) -> [Argument; 2] {
+    let count = context.request.geometry.batch() * norm.groups();
+    let element = context.request.dtype.accumulator().size();
+    [(); 2].map(|()| Argument::Pointer(Buffer::Workspace, workspace.take(count * element)))
 }
 
 /// What a launch that knows the modes does with what it computes.

@@ -231,7 +231,7 @@ fn fits(call: &Call<'_>, plan: &Plan, what: &str) {
     if call.kernel() == "implicit_gemm" {
         implicit::check(call);
     }
-    if call.kernel().starts_with("group_") && call.kernel() != "group_merge" {
+    if group_norm::KERNELS.contains(&call.kernel()) {
         group_norm::check(call);
     }
     if call.variant.family == "gradient" {

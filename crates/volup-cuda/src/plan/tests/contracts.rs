@@ -63,7 +63,7 @@ pub fn run(call: &Call<'_>, machine: &mut Machine) {
         "implicit_gemm" => implicit::run(call, machine),
         name if name.starts_with("interleave_") => interleave::run(call, machine),
         "group_merge" => epilogue_statistics::merge(call, machine),
-        name if name.starts_with("group_") => group_norm::run(call, machine),
+        name if group_norm::KERNELS.contains(&name) => group_norm::run(call, machine),
         _ if call.variant.family == "gradient" => gradient::run(call, machine),
         _ => norm::run(call, machine),
     }
@@ -102,7 +102,7 @@ pub fn extents(call: &Call<'_>) -> Vec<(Pointer, i64)> {
         }
         name if name.starts_with("norm_") => found = norm::extents(call),
         "group_merge" => found = epilogue_statistics::extents_of_merge(call),
-        name if name.starts_with("group_") => found = group_norm::extents(call),
+        name if group_norm::KERNELS.contains(&name) => found = group_norm::extents(call),
         name if name.starts_with("box_") => found = boxes::extents(call),
         "shuffle_gemm" | "shuffle_ring" | "shuffle_ring_last" | "shuffle_wgmma" => {
             found = shuffle::extents(call)

@@ -558,8 +558,8 @@ fn statistics_of_hostile_values() {
     engines(Some(Algorithm::GatherGemm), |engine| {
         let [counting, reading] = ["with statistics", "two-pass norm"].map(|words| saying(engine, words));
         for (turn, (dtype, far)) in NARROW.into_iter().zip([4096.0, 64.0, 16.0]).enumerate() {
-            for (what, change) in [("far", 0), ("one value", 1), ("infinite", 2)] {
-                let format = [MemoryFormat::Contiguous, MemoryFormat::ChannelsLast3d][(change + turn) % 2];
+            for (at, what) in ["far", "one value", "infinite"].into_iter().enumerate() {
+                let format = [MemoryFormat::Contiguous, MemoryFormat::ChannelsLast3d][(at + turn) % 2];
                 let case = Case { format, ..case.clone() };
                 let (mut input, mut parameters) = case.inputs(dtype, Fill::Normal, 7);
                 let replaced = |tensor: &Tensor, value: &dyn Fn(usize, f64) -> f64| {
@@ -569,12 +569,12 @@ fn statistics_of_hostile_values() {
                         .and_then(|new| new.cast(dtype, tensor.format()))
                         .expect("a tensor")
                 };
-                let bias = parameters.bias.take().expect("a bias");
-                let values = if change == 2 { 0.0 } else { far };
-                parameters.bias = Some(replaced(&bias, &|_, of| of + values));
-                match change {
+                let bias = parameters.bias.as_ref().expect("a bias");
+                match what {
+                    "far" => parameters.bias = Some(replaced(bias, &|_, of| of + far)),
                     // All of a group.
-                    1 => {
+                    "one value" => {
+                        parameters.bias = Some(replaced(bias, &|_, _| far.min(64.0) + 0.3));
                         let [_, out, taps @ ..] = parameters.weight.shape() else {
                             unreachable!("five axes")
                         };
@@ -582,10 +582,8 @@ fn statistics_of_hostile_values() {
                         let first = |at: usize| at / taps % out < 5;
                         parameters.weight =
                             replaced(&parameters.weight, &|at, of| if first(at) { 0.0 } else { of });
-                        parameters.bias = Some(replaced(&bias, &|_, _| far.min(64.0) + 0.3));
                     }
-                    2 => input = replaced(&input, &|at, of| if at == 3 { f64::INFINITY } else { of }),
-                    _ => {}
+                    _ => input = replaced(&input, &|at, of| if at == 3 { f64::INFINITY } else { of }),
                 }
                 let outputs = [&counting, &reading].map(|engine| {
                     let layer = engine.layer(&case.block, &parameters).expect("a layer");

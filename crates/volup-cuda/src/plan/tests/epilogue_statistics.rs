@@ -2,6 +2,7 @@
 
 use super::contracts::FINITE;
 use super::machine::{Call, Machine};
+use super::norm::Moments;
 use std::ops::Range;
 
 /// An output of a tile: its row, the channel and the value.
@@ -27,12 +28,6 @@ pub fn extents(call: &Call<'_>, samples: i64) -> Vec<(&'static str, i64)> {
     vec![("parts", 2 * samples * chunks * phases * channels), ("counts", samples * chunks * phases)]
 }
 
-/// Mean and squared deviations of values.
-fn moments(values: &[f64]) -> [f64; 2] {
-    let mean = values.iter().sum::<f64>() / values.len().max(1) as f64;
-    [mean, values.iter().map(|value| (value - mean) * (value - mean)).sum()]
-}
-
 /// Writes those of what each warpgroup of a tile writes of each sample that the tile has rows of.
 pub fn count(call: &Call<'_>, machine: &mut Machine, place: &Place, outputs: &[Output]) {
     let [chunks, phases, all] = call.ints(["part_chunks", "part_phases", "out_channels"]);
@@ -51,11 +46,12 @@ pub fn count(call: &Call<'_>, machine: &mut Machine, place: &Place, outputs: &[O
         for channel in place.channels.clone() {
             let of_channel = own.iter().filter(|output| output.channel == channel);
             let values: Vec<f64> = of_channel.map(|output| output.value).collect();
-            for (which, value) in (0..).zip(moments(&values)) {
+            let Moments { mean, m2, count } = Moments::of(&values);
+            for (which, value) in [(0, mean), (1, m2)] {
                 machine.write(call.pointer("parts"), 2 * (at * all + channel) + which, value);
             }
             if channel == 0 {
-                machine.write(call.pointer("counts"), at, values.len() as f64);
+                machine.write(call.pointer("counts"), at, count);
             }
         }
     }
@@ -82,25 +78,17 @@ pub fn merge(call: &Call<'_>, machine: &mut Machine) {
     let stands = word(machine, 0).max(word(machine, 1)) <= FINITE && word(machine, 2) == 0.0;
     for (sample, group) in (0..call.grid[0] / groups).flat_map(|n| (0..groups).map(move |group| (n, group))) {
         let of_group = group * group_channels..(group + 1) * group_channels;
-        let (mut mean, mut m2, mut count) = (0.0, 0.0, 0.0);
-        let mut add = |[of, squared, n]: [f64; 3]| {
-            if n > 0.0 {
-                let (off, total) = (of - mean, count + n);
-                m2 += squared + off * off * count * n / total;
-                mean += off * n / total;
-                count = total;
-            }
-        };
+        let mut all = Moments::default();
         if stands {
             let tiles = ((sample + 1) * rows - 1) / tile_rows - sample * rows / tile_rows + 1;
             assert!(tiles * warpgroups <= chunks);
             for at in (0..tiles * warpgroups * phases).map(|at| sample * chunks * phases + at) {
-                let n = machine.read(call.pointer("counts"), at);
+                let count = machine.read(call.pointer("counts"), at);
                 for channel in of_group.clone() {
-                    let part = [0, 1].map(|which| {
+                    let [mean, m2] = [0, 1].map(|which| {
                         machine.read(call.pointer("parts"), 2 * (at * channels + channel) + which)
                     });
-                    add([part[0], part[1], n]);
+                    all.add(Moments { mean, m2, count });
                 }
             }
         } else {
@@ -108,11 +96,9 @@ pub fn merge(call: &Call<'_>, machine: &mut Machine) {
                 let last = call.int("last") == 1;
                 let of_sample = if last { voxel * channels + channel } else { channel * voxels + voxel };
                 let value = machine.read(call.pointer("y"), sample * channels * voxels + of_sample);
-                add([value, 0.0, 1.0]);
+                all.add(Moments::of(&[value]));
             }
         }
-        let at = sample * groups + group;
-        machine.write(call.pointer("mean"), at, mean);
-        machine.write(call.pointer("rstd"), at, 1.0 / (m2 / count + call.float("eps")).sqrt());
+        all.finish(call, machine, sample * groups + group);
     }
 }

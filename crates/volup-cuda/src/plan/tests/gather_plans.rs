@@ -119,11 +119,7 @@ fn a_wrong_argument_shows() {
     let device = with_multiprocessors(2);
     let all = kernels(&device, None);
     let all: Vec<&Variant> = all.iter().collect();
-    let line = "n 2, 3x4x5, 40>70, k 3x4x3, s 2, p 1, op 0x1x0, bias, relu";
-    let case = Case::parse("wrong", line, "all arguments matter").expect("a valid case");
-    let example = Example::new(&case, DType::F32, |_, _| {});
-    let request = example.request(Algorithm::GatherGemm, Precision::Tf32, [FORMATS[0]; 2]);
-    let wrong = [
+    let of_product = [
         ("halo_pack_input", "pd ph pw n slices slice_in panels"),
         ("gather_gemm", "rows voxels a_rows pd ph pw in_d in_h in_w back_d back_h back_w"),
         ("gather_gemm", "d_kernel d_stride d_dilation d_step d_inverse d_padding d_out"),
@@ -131,25 +127,24 @@ fn a_wrong_argument_shows() {
         ("gather_gemm", "w_kernel w_stride w_dilation w_padding w_out chunks slices blocks channels"),
         ("gather_gemm", "y_n y_c y_d y_h y_w has_bias a_stages stage_rows b_stages"),
     ];
-    for plan in plans(&request, &device, &all).iter().filter(|plan| plan.to_string().contains(" 128x128/")) {
-        let unnoticed = unnoticed_of(&example, &request, plan, &wrong);
-        assert!(unnoticed.is_empty(), "{unnoticed:?} may be wrong: {plan}");
-    }
-    // With statistics, of samples that are a tile each.
-    let line = "n 3, 4x8x8, 9>36, k 3, s 2, p 1, op 1, bias, relu, gn 6";
-    let case = Case::parse("wrong", line, "all arguments matter").expect("a valid case");
-    let example = Example::new(&case, DType::F32, |_, _| {});
-    let request = example.request(Algorithm::GatherGemm, Precision::Tf32, [FORMATS[0]; 2]);
-    let wrong = [
+    let of_statistics = [
         ("gather_gemm", "part_chunks part_phases out_channels"),
         ("group_merge", "groups group_channels chunks phases rows tile_rows warpgroups"),
     ];
-    let plans = plans(&request, &device, &all);
-    let counting: Vec<&Plan> =
-        plans.iter().filter(|plan| plan.to_string().contains("with statistics")).collect();
-    assert!(counting.len() > 2, "{} plans", counting.len());
-    for plan in counting {
-        let unnoticed = unnoticed_of(&example, &request, plan, &wrong);
-        assert!(unnoticed.is_empty(), "{unnoticed:?} may be wrong: {plan}");
+    // The second has samples that are a tile each.
+    for (line, words, least, wrong) in [
+        ("n 2, 3x4x5, 40>70, k 3x4x3, s 2, p 1, op 0x1x0, bias, relu", " 128x128/", 2, &of_product[..]),
+        ("n 3, 4x8x8, 9>36, k 3, s 2, p 1, op 1, bias, relu, gn 6", "with statistics", 3, &of_statistics),
+    ] {
+        let case = Case::parse("wrong", line, "all arguments matter").expect("a valid case");
+        let example = Example::new(&case, DType::F32, |_, _| {});
+        let request = example.request(Algorithm::GatherGemm, Precision::Tf32, [FORMATS[0]; 2]);
+        let plans = plans(&request, &device, &all);
+        let some: Vec<&Plan> = plans.iter().filter(|plan| plan.to_string().contains(words)).collect();
+        assert!(some.len() >= least, "{words}: {} plans", some.len());
+        for plan in some {
+            let unnoticed = unnoticed_of(&example, &request, plan, wrong);
+            assert!(unnoticed.is_empty(), "{unnoticed:?} may be wrong: {plan}");
+        }
     }
 }

@@ -4,6 +4,8 @@ use super::contracts::activate;
 use super::machine::{Call, Machine, Pointer};
 use super::norm::{self, PARTS};
 
+/// The kernels.
+pub const KERNELS: [&str; 2] = ["group_statistics", "group_scale"];
 /// Threads of a block.
 const THREADS: i64 = 256;
 /// Vectors that a thread of `group_statistics` has.

@@ -43,11 +43,42 @@ pub fn extents(call: &Call<'_>) -> Vec<(&'static str, i64)> {
     }
 }
 
-/// Writes the mean of values, the sum of their squared deviations from it, and their count, to arrays of these names.
+/// The mean of values, the sum of their squared deviations from it, and their count.
+#[derive(Clone, Copy, Default)]
+pub struct Moments {
+    pub mean: f64,
+    pub m2: f64,
+    pub count: f64,
+}
+
+impl Moments {
+    pub fn of(values: &[f64]) -> Moments {
+        let count = values.len() as f64;
+        let mean = values.iter().sum::<f64>() / count.max(1.0);
+        let m2 = values.iter().map(|value| (value - mean) * (value - mean)).sum();
+        Moments { mean, m2, count }
+    }
+
+    /// Adds those of other values.
+    pub fn add(&mut self, other: Moments) {
+        if other.count > 0.0 {
+            let (off, total) = (other.mean - self.mean, self.count + other.count);
+            self.m2 += other.m2 + off * off * self.count * other.count / total;
+            self.mean += off * other.count / total;
+            self.count = total;
+        }
+    }
+
+    /// Writes a group's mean and 1/sigma.
+    pub fn finish(self, call: &Call<'_>, machine: &mut Machine, at: i64) {
+        machine.write(call.pointer("mean"), at, self.mean);
+        machine.write(call.pointer("rstd"), at, 1.0 / (self.m2 / self.count + call.float("eps")).sqrt());
+    }
+}
+
+/// Writes the moments of values to arrays of these names.
 pub fn put(call: &Call<'_>, machine: &mut Machine, names: [&str; 3], at: i64, values: &[f64]) {
-    let count = values.len() as f64;
-    let mean = values.iter().sum::<f64>() / count.max(1.0);
-    let m2 = values.iter().map(|value| (value - mean) * (value - mean)).sum();
+    let Moments { mean, m2, count } = Moments::of(values);
     for (name, value) in names.into_iter().zip([mean, m2, count]) {
         machine.write(call.pointer(name), at, value);
     }
@@ -91,23 +122,16 @@ fn merge(call: &Call<'_>, machine: &mut Machine) {
         call.ints(["sample_step", "group_step", "chunk_step", "repeat_step"]);
     let parts = PARTIALS.map(|name| call.pointer(name));
     for (sample, group) in (0..samples).flat_map(|sample| (0..groups).map(move |group| (sample, group))) {
-        let (mut mean, mut m2, mut count) = (0.0, 0.0, 0.0);
+        let mut all = Moments::default();
         for (chunk, repeat) in (0..chunks).flat_map(|chunk| (0..repeats).map(move |repeat| (chunk, repeat))) {
             for column in 0..columns {
                 let at =
                     sample * sample_step + group * group_step + chunk * chunk_step + repeat * repeat_step;
-                let [part, part_m2, n] = parts.map(|pointer| machine.read(pointer, at + column));
-                if n > 0.0 {
-                    let (off, total) = (part - mean, count + n);
-                    m2 += part_m2 + off * off * count * n / total;
-                    mean += off * n / total;
-                    count = total;
-                }
+                let [mean, m2, count] = parts.map(|pointer| machine.read(pointer, at + column));
+                all.add(Moments { mean, m2, count });
             }
         }
-        let at = sample * groups + group;
-        machine.write(call.pointer("mean"), at, mean);
-        machine.write(call.pointer("rstd"), at, 1.0 / (m2 / count + call.float("eps")).sqrt());
+        all.finish(call, machine, sample * groups + group);
     }
 }
 
