@@ -51,6 +51,9 @@ const KINDS: [(DType, Precision); 5] = [
     (DType::F64, Precision::Ieee),
 ];
 
+/// What only plans of larger outputs launch unless they are asked to.
+const COUNTING: &str = "group_merge";
+
 /// Tensors in one piece of memory, with some of it between them.
 #[derive(Default)]
 pub struct Packed {
@@ -144,8 +147,11 @@ fn samples() -> Vec<Sample> {
     samples
 }
 
+/// A plan, what it is for, and the kernel that was asked for, if one was.
+type Asked = (Request, Option<&'static str>, Plan);
+
 /// Every different plan of a sample: of its output by each family, and of its passes of training.
-fn plans(sample: &Sample, device: &DeviceInfo, variants: &[&Variant]) -> Result<Vec<(Request, Plan)>> {
+fn plans(sample: &Sample, device: &DeviceInfo, variants: &[&Variant]) -> Result<Vec<Asked>> {
     let (block, format) = (sample.case.block, sample.case.format);
     let forward = Request {
         task: Task::Forward,
@@ -169,13 +175,15 @@ fn plans(sample: &Sample, device: &DeviceInfo, variants: &[&Variant]) -> Result<
             requests.push(Request { task: Task::Training, ..forward });
         }
     }
-    let mut plans = Vec::<(Request, Plan)>::new();
+    let mut plans = Vec::<Asked>::new();
     for request in requests {
         let plan = Plan::new(&request, device, variants)?;
-        if plans.iter().all(|(_, other)| other.steps != plan.steps) {
-            plans.push((request, plan));
+        if plans.iter().all(|(.., other)| other.steps != plan.steps) {
+            plans.push((request, None, plan));
         }
     }
+    let counting = Plan::with_kernel(&forward, device, variants, COUNTING)?;
+    plans.extend(counting.map(|plan| (forward, Some(COUNTING), plan)));
     Ok(plans)
 }
 
@@ -201,7 +209,7 @@ impl Sample {
         let roundoff = engine()?.operand_roundoff(dtype);
         let expected = forward(&case.block, &case.geometry(), &self.parameters, &self.input, roundoff);
         let trained = if self.infinite { None } else { Some(self.trained(&engine()?)?) };
-        for (request, plan) in plans(self, device.info(), variants)? {
+        for (request, kernel, plan) in plans(self, device.info(), variants)? {
             let task = match request.task {
                 Task::Forward => "forward",
                 Task::Training => "forward for training",
@@ -211,7 +219,8 @@ impl Sample {
             let (mut given, mut results) = (self.given(), Packed::default());
             match (request.task, &trained) {
                 (Task::Forward, _) => {
-                    let output = self.output(&engine()?.with_algorithm(request.algorithm))?;
+                    let engine = engine()?.with_algorithm(request.algorithm);
+                    let output = self.output(&engine.with_kernel(kernel.map(String::from))?)?;
                     let deviation = compare(&expected, &output);
                     assert!(deviation.is_ok(), "{what}: {deviation}");
                     results.add(|to| &mut to.output, Some(&output));
@@ -307,7 +316,7 @@ fn every_function_of_every_family_is_launched() {
     };
     let mut left: BTreeSet<(&str, &str)> = variants.iter().map(|v| (v.family, v.entry)).collect();
     for sample in samples() {
-        for (_, plan) in plans(&sample, &hopper, &variants).unwrap() {
+        for (.., plan) in plans(&sample, &hopper, &variants).unwrap() {
             for step in &plan.steps {
                 if let Step::Launch { variant, .. } = step {
                     left.remove(&(variant.family, variant.entry));
