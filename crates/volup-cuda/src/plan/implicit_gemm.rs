@@ -210,7 +210,6 @@ impl<'a> ImplicitGemm<'a> {
             .collect();
         let entries: usize = of_residues.iter().sum();
         let tiles = cout.div_ceil(8);
-        let taps = product(&[depth.kernel, height.kernel, width.kernel])?;
         let parts = operand.parts();
         let element = request.dtype.size();
         // Neighbouring channels' runs in banks of their own.
@@ -223,7 +222,7 @@ impl<'a> ImplicitGemm<'a> {
         let apart = if at_once { 16 } else { 4 };
         let run_pitch = (run_words.saturating_sub(apart).next_multiple_of(32) + apart) * 4 / element;
         let warps = 4 * warpgroups;
-        let shared = 16 * (entries + taps)
+        let shared = 16 * entries
             + 4 * product(&[stages, parts, chunks, words])?
             + 64 * product(&[parts, tiles, entries])?
             + 96 * tiles

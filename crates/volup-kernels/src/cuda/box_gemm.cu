@@ -80,9 +80,12 @@
 constexpr int THREADS = 32 * WARPS, POSITIONS = 8 * NT, ALL = WARPS * POSITIONS;
 constexpr int MOST_MASKS = 1024, MOST_TYPES = 64;
 /// Vectors of 16 bytes that a thread fetches at once: loads enough to wait for.
-constexpr int BATCH = WARPS * CTAS > 16 ? 1 : KIND == 0 && MT * NT > 8 ? 2 : 4;
+constexpr int BATCH = WARPS * CTAS > 16 ? 1 : MT * NT <= 8 ? 4 : KIND == 0 ? 2 : 3;
+/// Whether there are registers for more than what a step has, and for the way in which the first input comes early.
+#define ROOMY (MT * WARPS * CTAS <= 32)
+constexpr bool EARLY = MT * WARPS * CTAS <= (KIND == 0 ? 24 : 32);
 /// Steps whose weights are on their way, where registers hold more than one's.
-[[maybe_unused]] constexpr int AHEAD = MT == 1 ? 2 : 3;
+[[maybe_unused]] constexpr int AHEAD = MT == 1 ? (CTAS == 2 ? 6 : 2) : 3;
 /// Vectors of 16 bytes of a step's weights.
 constexpr int WEIGHTS = MT * PARTS * 32;
 
@@ -213,16 +216,82 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) box_gemm(
     }
     const int second = lane / 8 % 2;
 
+    const auto describe = [&](int item) {
+        Work work;
+        work.item = item;
+        const int rest = by.parts.divide(item);
+        work.part = item - rest * parts;
+        const int of_w = by.boxes_w.divide(rest), of_h = by.boxes_h.divide(of_w);
+        const int of_d = by.boxes_d.divide(of_h), n = by.slices.divide(of_d);
+        work.slice = of_d - n * slices;
+        const int at_w = w_first + (rest - of_w * boxes_w) * w_box, at_h = h_first + (of_w - of_h * boxes_h) * h_box;
+        const int at_d = d_first + (of_h - of_d * boxes_d) * d_box;
+        work.i_d = at_d - (d_offsets - 1) * d_apart;
+        work.i_h = at_h - (h_offsets - 1) * h_apart;
+        work.i_w = at_w - (w_offsets - 1) * w_apart;
+        work.x = n * x_n + (long long)work.slice * slice_in * x_c +
+                 ((long long)work.i_d * x_d + work.i_h * x_h + work.i_w * x_w);
+        work.od = at_d * d_stride - d_padding;
+        work.oh = at_h * h_stride - h_padding;
+        work.ow = at_w * w_stride - w_padding;
+        work.y = n * y_n + (long long)work.slice * slice_out * y_c +
+                 ((long long)work.od * y_d + work.oh * y_h + work.ow * y_w);
+        return work;
+    };
+    // A chunk of a piece's input as operands.
+    const auto bring = [&](const Work &now, int chunk) {
+        unsigned most = 0;
+        const int i_d = now.i_d, i_h = now.i_h, i_w = now.i_w;
+        const Element *const first = x + now.x;
+        const bool vectors = x_last && slice_in % E == 0 && x_w % E == 0;
+        const int c_chunk = chunk * chunk_panels * E;
+#pragma unroll 1
+        for (int at = threadIdx.x; at < x_rows * chunk_panels; at += BATCH * THREADS) {
+            alignas(16) Element v[BATCH][E];
+#pragma unroll
+            for (int k = 0; k < BATCH; k++) {
+                const int index = at + k * THREADS, panel = by.rows.divide(index);
+                // Past the last one, any.
+                const int4 p = inputs[index - panel * x_rows];
+                const bool here = (unsigned)(i_d + p.y) < (unsigned)d_input && (unsigned)(i_h + p.z) < (unsigned)h_input &&
+                                  (unsigned)(i_w + p.w) < (unsigned)w_input;
+                const int c0 = c_chunk + panel * E, there = here && panel < chunk_panels ? slice_in - c0 : 0;
+                const Element *from = first + (p.x + (long long)c0 * x_c);
+                if (vectors) {
+                    *(uint4 *)v[k] = there > 0 ? *(const uint4 *)from : make_uint4(0, 0, 0, 0);
+                } else {
+#pragma unroll
+                    for (int e = 0; e < E; e++, from += x_c) v[k][e] = e < there ? *from : Element{};
+                }
+            }
+#pragma unroll
+            for (int k = 0; k < BATCH; k++) {
+                const int index = at + k * THREADS;
+                if (index >= x_rows * chunk_panels) break;
+                most = largest_so_far(most, v[k]);
+                uint4 low;
+                *(uint4 *)(shared + 16 * index) = operand(v[k], 1.0f, &low);
+                if (PARTS == 2) *(uint4 *)(shared + part_bytes + 16 * index) = low;
+            }
+        }
+        if (undefined(most)) bad_input = now.item;
+    };
+    if (threadIdx.x == 0) {
+        works[0] = describe(blockIdx.x);
+        bad_input = -1;
+    }
+    if (threadIdx.x < WARPS) known[threadIdx.x] = -1;
+    __syncthreads();
+    // That needs nothing of the pack.
+    if (EARLY && works[0].item < work) bring(works[0], 0);
+
     // What the pack has left; then the steps of each type, a warp's lanes side by side.
     await_previous();
     int bad = 0;
     for (int i = threadIdx.x; i < flag_count; i += THREADS) bad |= flags[i];
     for (int i = threadIdx.x; i < types * (d_offsets + h_offsets) + units; i += THREADS) masks[i] = mask_list[i];
     bad = __syncthreads_or(bad);
-    if (threadIdx.x == 0) {
-        bad_weight = bad;
-        bad_input = -1;
-    }
+    if (threadIdx.x == 0) bad_weight = bad;
     if (warp == 0) {
         int at = 0;
         for (int type = 0; type < types; type++) {
@@ -246,30 +315,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) box_gemm(
         if (lane == 0) type_steps[types] = at;
     }
 
-    const auto describe = [&](int item) {
-        Work work;
-        work.item = item;
-        const int rest = by.parts.divide(item);
-        work.part = item - rest * parts;
-        const int of_w = by.boxes_w.divide(rest), of_h = by.boxes_h.divide(of_w);
-        const int of_d = by.boxes_d.divide(of_h), n = by.slices.divide(of_d);
-        work.slice = of_d - n * slices;
-        const int at_w = w_first + (rest - of_w * boxes_w) * w_box, at_h = h_first + (of_w - of_h * boxes_h) * h_box;
-        const int at_d = d_first + (of_h - of_d * boxes_d) * d_box;
-        work.i_d = at_d - (d_offsets - 1) * d_apart;
-        work.i_h = at_h - (h_offsets - 1) * h_apart;
-        work.i_w = at_w - (w_offsets - 1) * w_apart;
-        work.x = n * x_n + (long long)work.slice * slice_in * x_c +
-                 ((long long)work.i_d * x_d + work.i_h * x_h + work.i_w * x_w);
-        work.od = at_d * d_stride - d_padding;
-        work.oh = at_h * h_stride - h_padding;
-        work.ow = at_w * w_stride - w_padding;
-        work.y = n * y_n + (long long)work.slice * slice_out * y_c +
-                 ((long long)work.od * y_d + work.oh * y_h + work.ow * y_w);
-        return work;
-    };
-    if (threadIdx.x == 0) works[0] = describe(blockIdx.x);
-    if (threadIdx.x < WARPS) known[threadIdx.x] = -1;
     __syncthreads();
 
 #pragma unroll 1
@@ -293,43 +338,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) box_gemm(
 #pragma unroll 1
             for (int chunk = 0; chunk < chunks; chunk++, of_chunk += pairs * WEIGHTS) {
                 if (chunks > 1 || first_block == now.part * row_warps) {
-                    unsigned most = 0;
+                    // The first of all is there.
+                    const bool is_first = EARLY && chunk == 0 && now.item == blockIdx.x && first_block == now.part * row_warps;
                     __syncthreads();
                     if (threadIdx.x == 0 && chunk == 0) works[at == works] = describe(now.item + gridDim.x);
-                    const int i_d = now.i_d, i_h = now.i_h, i_w = now.i_w;
-                    const Element *const first = x + now.x;
-                    const bool vectors = x_last && slice_in % E == 0 && x_w % E == 0;
-                    const int c_chunk = chunk * chunk_panels * E;
-#pragma unroll 1
-                    for (int at = threadIdx.x; at < x_rows * chunk_panels; at += BATCH * THREADS) {
-                        alignas(16) Element v[BATCH][E];
-#pragma unroll
-                        for (int k = 0; k < BATCH; k++) {
-                            const int index = at + k * THREADS, panel = by.rows.divide(index);
-                            // Past the last one, any.
-                            const int4 p = inputs[index - panel * x_rows];
-                            const bool here = (unsigned)(i_d + p.y) < (unsigned)d_input && (unsigned)(i_h + p.z) < (unsigned)h_input &&
-                                              (unsigned)(i_w + p.w) < (unsigned)w_input;
-                            const int c0 = c_chunk + panel * E, there = here && panel < chunk_panels ? slice_in - c0 : 0;
-                            const Element *from = first + (p.x + (long long)c0 * x_c);
-                            if (vectors) {
-                                *(uint4 *)v[k] = there > 0 ? *(const uint4 *)from : make_uint4(0, 0, 0, 0);
-                            } else {
-#pragma unroll
-                                for (int e = 0; e < E; e++, from += x_c) v[k][e] = e < there ? *from : Element{};
-                            }
-                        }
-#pragma unroll
-                        for (int k = 0; k < BATCH; k++) {
-                            const int index = at + k * THREADS;
-                            if (index >= x_rows * chunk_panels) break;
-                            most = largest_so_far(most, v[k]);
-                            uint4 low;
-                            *(uint4 *)(shared + 16 * index) = operand(v[k], 1.0f, &low);
-                            if (PARTS == 2) *(uint4 *)(shared + part_bytes + 16 * index) = low;
-                        }
-                    }
-                    if (undefined(most)) bad_input = now.item;
+                    if (!is_first) bring(now, chunk);
                     __syncthreads();
                 }
                 const int last_step = type_steps[min(type + 1, types)];
@@ -367,7 +380,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) box_gemm(
                         }
                     }
                 }
-#elif MT * WARPS * CTAS > 32
+#elif !ROOMY
                 // Registers hold the weights of one step alone.
                 int s = type_steps[type], pair = 0;
                 if (s < last_step) {

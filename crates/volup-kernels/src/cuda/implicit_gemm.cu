@@ -50,8 +50,8 @@
 // Threads: THREADS, 128 more than the warps that multiply have. Grid: groups times `blocks_of_group`. Boxes of an axis are
 // ceil(output/box), of height `box_h = units_h*LINES*h_stride`; `box_d` is a multiple of the stride. LINES above 1
 // want `joined`. Units of a box times `stages - 1` are at least WARPS - 1, or a warp takes one stage for another. Bytes of
-// dynamic shared memory: `16*(entries + taps) + stages*4*parts*words*x_c + 64*parts*tiles*entries + 96*tiles +
-// WARPS*8*run_pitch*element`: parts 2 for KIND 3, else 1; taps all of a channel pair; words channels of the input (KIND 0:
+// dynamic shared memory: `16*entries + stages*4*parts*words*x_c + 64*parts*tiles*entries + 96*tiles +
+// WARPS*8*run_pitch*element`: parts 2 for KIND 3, else 1; words channels of the input (KIND 0:
 // pairs); x_c a multiple of 16, but not of 32, of at least planes*lines*PITCH; tiles of 8 channels of a group; `entries` those
 // of all pairs of residues, each a multiple of 8; `planes` and `lines` of input that a box has at most; run_pitch elements, a
 // multiple of 16 bytes, of at least a run and 16 bytes but one element. Offsets along width are from -MARGIN to MARGIN.
@@ -86,9 +86,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
     const Axis height = {h_input, h_output, h_kernel, h_stride, h_padding, h_dilation};
     extern __shared__ __align__(16) char memory[];
     __shared__ Divisors by;
-    // Of each pair of residues its first tap of depth, height and offset, and its first entry; offsets along width with the
-    // taps of the first column and the second, or -1.
-    __shared__ int first_tap[MOST_CLASSES + 1], first_entry[MOST_CLASSES + 1];
+    // Of each pair of residues its first entry; offsets along width with the taps of the first column and the second, or -1.
+    __shared__ int first_entry[MOST_CLASSES + 1];
     __shared__ int3 offsets[MOST_WIDTH];
     __shared__ int offset_count;
     // From a box's first output on, how far back its input starts.
@@ -97,13 +96,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
     // left to the definition. The next unit of work.
     __shared__ alignas(8) unsigned long long barriers[2 * MOST_STAGES];
     __shared__ int4 bad_input[MOST_STAGES];
-    __shared__ int next_unit, bad_weight;
+    __shared__ int next_unit;
+    // For each warp that multiplies whether a weight is.
+    __shared__ int bad_weight[WARPS];
     // Of a warp's channels mean, squared deviations from it and count so far.
     __shared__ float3 so_far[WARPS][8];
 
     const int taps = d_kernel * h_kernel * w_kernel, channels = groups * out_per_group;
     // What roles compute anew, so that no registers are kept for it from one to the next.
-    const auto shares = [&] { return Shares(memory, in_per_group, out_per_group, entries, taps, stages, x_c, blocks_of_group); };
+    const auto shares = [&] { return Shares(memory, in_per_group, out_per_group, entries, stages, x_c, blocks_of_group); };
     {
         const Shares own = shares();
         if (threadIdx.x < DIVISORS) {
@@ -133,100 +134,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
             }
             asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         }
+        if (threadIdx.x == 96) {
+            first_d = depth.first(0, Divisor(d_stride));
+            first_h = height.first(0, Divisor(h_stride));
+        }
         for (int i = threadIdx.x; i < entries; i += THREADS) own.entry_list[i] = make_int4(0, -1, -1, 0);
-        __syncthreads();
-
-        if (threadIdx.x == 0) {
-            first_d = depth.first(0, by.d_stride);
-            first_h = height.first(0, by.h_stride);
-        }
-        __syncthreads();
-        const int classes = d_stride * h_stride;
-        const auto each_tap = [&](auto what) {
-            const int rd = by.h_stride.divide(threadIdx.x), rh = threadIdx.x - rd * h_stride;
-            for (int kd = 0; kd < d_kernel; kd++) {
-                const int d = rd + d_padding - kd * d_dilation - d_stride * first_d, at_d = by.d_stride.divide(d);
-                if (at_d * d_stride != d) continue;
-                for (int kh = 0; kh < h_kernel; kh++) {
-                    const int h = rh + h_padding - kh * h_dilation - h_stride * first_h, at_h = by.h_stride.divide(h);
-                    if (at_h * h_stride != h) continue;
-                    const int tap = (kd * h_kernel + kh) * w_kernel, line = (at_d * lines + at_h) * PITCH;
-                    for (int i = 0; i < offset_count; i++) {
-                        const int3 of = offsets[i];
-                        what(make_int4(line + of.x, of.y < 0 ? -1 : tap + of.y, of.z < 0 ? -1 : tap + of.z, threadIdx.x));
-                    }
-                }
-            }
-        };
-        if (threadIdx.x < classes) {
-            int count = 0;
-            each_tap([&](int4) { count++; });
-            first_tap[threadIdx.x + 1] = count;
-        }
-        __syncthreads();
-        if (threadIdx.x == 0) {
-            first_tap[0] = first_entry[0] = 0;
-            for (int i = 0; i < classes; i++) {
-                first_entry[i + 1] = first_entry[i] + (first_tap[i + 1] * own.words + 7) / 8 * 8;
-                first_tap[i + 1] += first_tap[i];
-            }
-        }
-        __syncthreads();
-        if (threadIdx.x < classes) {
-            int at = first_tap[threadIdx.x];
-            each_tap([&](int4 tap) { own.tap_list[at++] = tap; });
-        }
-        __syncthreads();
-        // Offsets side by side, then channels: lanes read neighbours, and other channels in other banks.
-        for (int i = threadIdx.x; i < first_tap[classes] * own.words; i += THREADS) {
-            const int c = i / first_tap[classes], at = i - c * first_tap[classes];
-            int4 tap = own.tap_list[at];
-            const int pair = (at - first_tap[tap.w]) / offset_count, along = at - first_tap[tap.w] - pair * offset_count;
-            const int entry = first_entry[tap.w] + (pair * own.words + c) * offset_count + along;
-            own.entry_list[entry] = make_int4(tap.x + c * x_c, tap.y, tap.z, c * CHANNELS);
-        }
-        __syncthreads();
-
-        const Element *const of_group = w + (long long)own.group * in_per_group * out_per_group * taps;
-        unsigned most_weight = 0;
-        // The group's weights, as a warp's lanes give them to the instruction: [step][tile][part][lane].
-#pragma unroll 1
-        for (int i = threadIdx.x; i < 4 * entries * own.tiles; i += THREADS) {
-            const int of_lane = i / 32, step = by.tiles.divide(of_lane), tile = of_lane - step * own.tiles, o = tile * 8 + i % 32 / 4;
-            unsigned high[4], low[4] = {};
-#pragma unroll
-            for (int k = 0; k < 2; k++) {
-                const int4 entry = own.entry_list[step * 8 + i % 4 + 4 * k];
-#pragma unroll
-                for (int e = 0; e < 2; e++) {
-                    const int tap = e ? entry.z : entry.y;
-                    alignas(4) Element v[CHANNELS];
-#pragma unroll
-                    for (int c = 0; c < CHANNELS; c++) {
-                        const bool there = tap >= 0 && o < out_per_group && entry.w + c < in_per_group;
-                        v[c] = there ? of_group[((entry.w + c) * out_per_group + o) * taps + tap] : Element{};
-                        most_weight = max(most_weight, KIND == 0 ? magnitude(widen(v[c])) : within_parts(magnitude(widen(v[c]))));
-                    }
-#if KIND == 0
-                    high[2 * k + e] = *(const unsigned *)v;
-#else
-                    high[2 * k + e] = round_tf32(v[0]);
-                    low[2 * k + e] = round_tf32(v[0] - __uint_as_float(high[2 * k + e]));
-#endif
-                }
-            }
-            uint4 *const to = own.weights + of_lane * PARTS * 32 + i % 32;
-            *to = make_uint4(high[0], high[1], high[2], high[3]);
-            if (PARTS == 2) to[32] = make_uint4(low[0], low[1], low[2], low[3]);
-        }
-        for (int o = threadIdx.x; o < 8 * own.tiles; o += THREADS) {
-            const int channel = own.group * out_per_group + min(o, out_per_group - 1);
-            own.of_channel[o] = has_bias ? widen(bias[channel]) : 0.0f;
-            own.of_channel[8 * own.tiles + o] = gamma ? widen(gamma[channel]) : 1.0f;
-            own.of_channel[16 * own.tiles + o] = beta ? widen(beta[channel]) : 0.0f;
-        }
-        const int bad = __syncthreads_or(most_weight >= 0x7f800000u);
-        if (threadIdx.x == 0) bad_weight = bad;
         __syncthreads();
     }
 
@@ -313,6 +225,109 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
 
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
     const Shares own = shares();
+    {
+        const int classes = d_stride * h_stride, of_plane = d_kernel * h_kernel;
+        // A warp goes through the taps along depth and height of a pair of residues: of each its number among them, and where
+        // it lies.
+        const auto each_pair = [&](int residues, auto what) {
+            const int rd = by.h_stride.divide(residues), rh = residues - rd * h_stride;
+            int before = 0;
+            for (int first = 0; first < of_plane; first += 32) {
+                const int kd = (first + lane) / h_kernel, kh = first + lane - kd * h_kernel;
+                const int d = rd + d_padding - kd * d_dilation - d_stride * first_d, at_d = by.d_stride.divide(max(d, 0));
+                const int h = rh + h_padding - kh * h_dilation - h_stride * first_h, at_h = by.h_stride.divide(max(h, 0));
+                const bool own = kd < d_kernel && at_d * d_stride == d && at_h * h_stride == h;
+                const unsigned all = __ballot_sync(0xffffffffu, own);
+                if (own) what(before + __popc(all & ((1u << lane) - 1)), first + lane, at_d * lines + at_h);
+                before += __popc(all);
+            }
+            return before;
+        };
+        for (int i = threadIdx.x / 32; i < classes; i += WARPS) {
+            const int pairs = each_pair(i, [](int, int, int) {});
+            if (lane == 0) first_entry[i + 1] = (pairs * own.words * offset_count + 7) / 8 * 8;
+        }
+        meet_consumers();
+        if (threadIdx.x == 0) {
+            first_entry[0] = 0;
+            for (int i = 0; i < classes; i++) first_entry[i + 1] += first_entry[i];
+        }
+        meet_consumers();
+        // Offsets side by side, then channels, each by a warp: lanes read neighbours, and other channels in other banks.
+        for (int i = 0; i < classes; i++)
+            each_pair(i, [&](int number, int tap, int line) {
+                for (int c = threadIdx.x / 32; c < own.words; c += WARPS) {
+                    int4 *to = own.entry_list + (first_entry[i] + (number * own.words + c) * offset_count);
+                    for (int k = 0; k < offset_count; k++) {
+                        const int3 of = offsets[k];
+                        const auto tap_of = [&](int along) { return along < 0 ? -1 : tap * w_kernel + along; };
+                        *to++ = make_int4(line * PITCH + of.x + c * x_c, tap_of(of.y), tap_of(of.z), c * CHANNELS);
+                    }
+                }
+            });
+        for (int o = threadIdx.x; o < 8 * own.tiles; o += 32 * WARPS) {
+            const int channel = own.group * out_per_group + min(o, out_per_group - 1);
+            own.of_channel[o] = has_bias ? widen(bias[channel]) : 0.0f;
+            own.of_channel[8 * own.tiles + o] = gamma ? widen(gamma[channel]) : 1.0f;
+            own.of_channel[16 * own.tiles + o] = beta ? widen(beta[channel]) : 0.0f;
+        }
+        meet_consumers();
+
+        const Element *const of_group = w + (long long)own.group * in_per_group * out_per_group * taps;
+        unsigned most_weight = 0;
+        // The group's weights, as a warp's lanes give them to the instruction: [step][tile][part][lane]. Of some at once, for
+        // the way from memory.
+        const int all = 4 * entries * own.tiles;
+#pragma unroll 1
+        for (int first = threadIdx.x; first < all; first += AT_ONCE * 32 * WARPS) {
+            alignas(4) Element v[AT_ONCE][2][2][CHANNELS];
+#pragma unroll
+            for (int n = 0; n < AT_ONCE; n++) {
+                const int i = first + n * 32 * WARPS, of_lane = i / 32, step = by.tiles.divide(of_lane);
+                const int o = (of_lane - step * own.tiles) * 8 + i % 32 / 4;
+#pragma unroll
+                for (int k = 0; k < 2; k++) {
+                    const int4 entry = i < all ? own.entry_list[step * 8 + i % 4 + 4 * k] : make_int4(0, -1, -1, 0);
+#pragma unroll
+                    for (int e = 0; e < 2; e++) {
+                        const int tap = e ? entry.z : entry.y;
+#pragma unroll
+                        for (int c = 0; c < CHANNELS; c++) {
+                            const bool there = tap >= 0 && o < out_per_group && entry.w + c < in_per_group;
+                            v[n][k][e][c] = there ? of_group[((entry.w + c) * out_per_group + o) * taps + tap] : Element{};
+                        }
+                    }
+                }
+            }
+#pragma unroll
+            for (int n = 0; n < AT_ONCE; n++) {
+                const int i = first + n * 32 * WARPS;
+                unsigned high[4], low[4] = {};
+#pragma unroll
+                for (int k = 0; k < 2; k++)
+#pragma unroll
+                    for (int e = 0; e < 2; e++) {
+#pragma unroll
+                        for (int c = 0; c < CHANNELS; c++) {
+                            const unsigned most = magnitude(widen(v[n][k][e][c]));
+                            most_weight = max(most_weight, KIND == 0 ? most : within_parts(most));
+                        }
+#if KIND == 0
+                        high[2 * k + e] = *(const unsigned *)v[n][k][e];
+#else
+                        high[2 * k + e] = round_tf32(v[n][k][e][0]);
+                        low[2 * k + e] = round_tf32(v[n][k][e][0] - __uint_as_float(high[2 * k + e]));
+#endif
+                    }
+                if (i >= all) break;
+                uint4 *const to = own.weights + i / 32 * PARTS * 32 + i % 32;
+                *to = make_uint4(high[0], high[1], high[2], high[3]);
+                if (PARTS == 2) to[32] = make_uint4(low[0], low[1], low[2], low[3]);
+            }
+        }
+        bad_weight[threadIdx.x / 32] = any_of_consumers(most_weight >= 0x7f800000u);
+        __syncwarp();
+    }
     const int g = lane / 4, t = lane % 4;
     Element *const area = own.areas + (threadIdx.x / 32 * 8 + g) * run_pitch;
     const bool counts = BOTH || mode == 1;
@@ -345,7 +360,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
         if (counts && t == 0) so_far[threadIdx.x / 32][g] = make_float3(0.0f, 0.0f, 0.0f);
         barrier_wait(barrier, turn & 1);
         const int4 bad = bad_input[slot];
-        const bool defined = !(bad.x | bad.y | bad.z | bad.w | bad_weight);
+        const bool defined = !(bad.x | bad.y | bad.z | bad.w | bad_weight[threadIdx.x / 32]);
         const unsigned *const inputs =
             own.ring + slot * own.stage_words + (at_d * lines + unit_h * LINES) * PITCH + (MARGIN + position_of(g));
 #pragma unroll 1

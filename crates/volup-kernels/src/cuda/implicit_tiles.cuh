@@ -21,12 +21,23 @@ constexpr int CONSUMER_REGISTERS = WARPGROUPS == 2 ? 208 : KIND == 1 ? 144 : 152
 /// Positions of a segment and tiles of 8 of them; of a line; words around them, and from a line to the next.
 constexpr int LANES = 32, TILES = LANES / 8, SPAN = LANES * SEGMENTS, MARGIN = 4, PITCH = SPAN + 2 * MARGIN;
 constexpr int MOST_CLASSES = 64, MOST_WIDTH = 9, MOST_STAGES = 8;
-/// Boxes that are on their way at once.
-constexpr int UNDER_WAY = 2;
+/// Boxes that are on their way at once, and of a thread fragments of weights.
+constexpr int UNDER_WAY = 2, AT_ONCE = KIND == 0 ? 2 : 4;
 /// Vectors of four positions of a line; channels of a word; elements of 16 bytes of y.
 constexpr int VECTORS = PITCH / 4, CHANNELS = KIND == 0 ? 2 : 1, WHOLE = 16 / sizeof(Element);
 /// Elements that the copy engine stores at least: a sector of float32; of 16 bits lanes would be left with too many.
 constexpr int STORED = KIND == 0 ? WHOLE : 2 * WHOLE;
+
+/// Where the warps that multiply wait for one another; and whether something is so for any of them.
+__device__ __forceinline__ void meet_consumers() { asm volatile("bar.sync 1, %0;" ::"n"(32 * WARPS) : "memory"); }
+__device__ __forceinline__ bool any_of_consumers(bool is) {
+    unsigned any;
+    asm volatile("{\n.reg .pred of;\nsetp.ne.u32 of, %1, 0;\nbar.red.or.pred of, 1, %2, of;\nselp.u32 %0, 1, 0, of;\n}"
+                 : "=r"(any)
+                 : "r"((unsigned)is), "n"(32 * WARPS)
+                 : "memory");
+    return any;
+}
 
 /// Whether a step of K is the first.
 template <bool IS> struct First {
@@ -78,9 +89,8 @@ __device__ __forceinline__ int hidden(int x) {
 struct Shares {
     /// Its group, and the first of its boxes; tiles of eight channels; words of a position of the input, and of a stage.
     int group, first_item, tiles, words, stage_words;
-    /// Of each entry where its input lies from the lane's, its taps of both columns, and its channel. Of each tap along depth
-    /// and height and offset along width the same, and its pair of residues.
-    int4 *entry_list, *tap_list;
+    /// Of each entry where its input lies from the lane's, its taps of both columns, and its channel.
+    int4 *entry_list;
     unsigned *ring;
     uint4 *weights;
     /// Of each channel its bias, and for a norm its factor and addend.
@@ -88,13 +98,13 @@ struct Shares {
     /// Where warps collect runs.
     Element *areas;
 
-    __device__ __forceinline__ Shares(char *memory, int in_per_group, int out_per_group, int entries, int taps, int stages, int x_c,
+    __device__ __forceinline__ Shares(char *memory, int in_per_group, int out_per_group, int entries, int stages, int x_c,
                                       int blocks_of_group) {
         group = blockIdx.x / hidden(blocks_of_group), first_item = blockIdx.x - group * blocks_of_group;
         tiles = (hidden(out_per_group) + 7) / 8, words = (hidden(in_per_group) + CHANNELS - 1) / CHANNELS;
         stage_words = PARTS * words * x_c;
-        entry_list = (int4 *)memory, tap_list = entry_list + hidden(entries);
-        ring = (unsigned *)(tap_list + taps);
+        entry_list = (int4 *)memory;
+        ring = (unsigned *)(entry_list + hidden(entries));
         weights = (uint4 *)(ring + hidden(stages) * stage_words);
         of_channel = (float *)(weights + 4 * PARTS * tiles * entries);
         areas = (Element *)(of_channel + 24 * tiles);

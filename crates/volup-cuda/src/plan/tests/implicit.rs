@@ -259,7 +259,7 @@ pub fn check(call: &Call<'_>) {
     let units = layout.box_d * layout.units_h * layout.tiles();
     assert!((2..=MOST_STAGES).contains(&stages) && (stages - 1) * units >= layout.warps - 1, "{what}");
 
-    let shared = 16 * (entries + layout.taps())
+    let shared = 16 * entries
         + 4 * stages * layout.parts * layout.chunks() * x_c
         + 64 * layout.parts * layout.tiles() * entries
         + 96 * layout.tiles()
