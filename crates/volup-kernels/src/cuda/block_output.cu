@@ -7,6 +7,17 @@
 #include "channel_chunks.cuh"
 #include "slope.cuh"
 
+/// Values as a vector of elements, those of 16 bits by twos.
+__device__ __forceinline__ void narrow_all(const Sum (&x)[VECTOR], Vector &v) {
+#if KIND == 0 && VECTOR > 1
+#pragma unroll
+    for (int e = 0; e < VECTOR; e += 2) ((unsigned *)&v)[e / 2] = narrow_both(x[e], x[e + 1], Element{});
+#else
+#pragma unroll
+    for (int e = 0; e < VECTOR; e++) narrow(x[e], &v.of[e]);
+#endif
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, KIND == 0 ? 4 : 2) block_output(
     const Element *y, Element *z, const Sum *mean, const Sum *rstd, const Element *gamma, const Element *beta, int voxels, int channels,
     int group_channels, int chunks, int channel_blocks, int activation, int post, double slope, double post_slope) {
@@ -33,8 +44,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, KIND == 0 ? 4 : 2) block_o
 #pragma unroll
                 for (int e = 0; e < VECTOR; e++) x[e] = norm[LAST ? e : 0].scaled(norm[LAST ? e : 0].normalized(a[e]));
                 last.of(x, z_of, slopes);
-#pragma unroll
-                for (int e = 0; e < VECTOR; e++) narrow(z_of[e], &v[k].of[e]);
+                narrow_all(z_of, v[k]);
             }
             share.store(z, turn, v);
         }

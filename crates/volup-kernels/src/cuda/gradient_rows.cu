@@ -156,9 +156,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, KIND == 4 ? 2 : 4) gradien
         if (across) return threadIdx.x / UNITS + THREADS / UNITS * (turn * OWN + k);
         return lane + 32 * ((warp * TURNS + turn) * OWN % (POSITIONS / 32) + k);
     };
+    // Where a channel's slot of the first class is. Of one group that takes no division, of which each thread would have several.
+    const auto slot_of = [&](int c) { return groups == 1 ? c : c / group_in * (slots - group_in) + c; };
     // Channels of a vector are of one group and one class.
     const auto write = [&](int unit, int position, const uint4 &v) {
-        const int c = c0 + unit * VECTOR, start = c / group_in * (slots - group_in) + c;
+        const int c = c0 + unit * VECTOR, start = slot_of(c);
         if (c < channels && to[position] >= 0) *(uint4 *)(out + to[position] + start / VECTOR * panel) = v;
     };
     const bool at_once = vectors && (UNITS == 1 || panels == (x_c != 1));
@@ -289,7 +291,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, KIND == 4 ? 2 : 4) gradien
             read(Whether<false>(), follows, known);
     };
     if (y)
-        by_known(activation, post, [&](auto known) { read_by_order(Whether<true>(), known); });
+        by_known<KIND != 0 || UNITS != 1>(activation, post, [&](auto known) { read_by_order(Whether<true>(), known); });
     else
         read_by_order(Whether<false>(), Both<NONE, NONE>());
     if (!at_once) __syncthreads();
@@ -300,7 +302,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, KIND == 4 ? 2 : 4) gradien
             write(unit, position, *(const uint4 *)&staged[unit * PITCH + position]);
         }
     } else if (!at_once) {
-        const int at = threadIdx.x % CHANNELS, c = c0 + at, start = c / group_in * (slots - group_in) + c;
+        const int at = threadIdx.x % CHANNELS, c = c0 + at, start = slot_of(c);
 #pragma unroll 4
         for (int position = threadIdx.x / CHANNELS; position < POSITIONS; position += THREADS / CHANNELS) {
             if (c >= channels || to[position] < 0) continue;

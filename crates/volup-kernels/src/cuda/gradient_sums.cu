@@ -16,8 +16,9 @@ constexpr int SUMS = 5;
 /// Whether a turn's loads are under way while the one before is computed: narrow elements, of which there is more to compute
 /// than to wait for. Others leave no registers for three blocks.
 constexpr bool AHEAD = sizeof(Element) == 2;
+constexpr int HELD = AHEAD ? 2 : VECTORS;
 
-extern "C" __global__ void __launch_bounds__(THREADS, KIND == 4 ? 1 : KIND == 1 && !LAST ? 3 : 2) gradient_sums(
+extern "C" __global__ void __launch_bounds__(THREADS, KIND == 4 ? 1 : LAST ? 2 : 3) gradient_sums(
     const Element *y, const Element *dz, Sum *sums, const Sum *mean, const Sum *rstd, const Element *gamma, const Element *beta, int voxels,
     int channels, int group_channels, int chunks, int channel_blocks, int activation, int post, double slope, double post_slope) {
     // From the end: what is read last is still in the second-level cache when both are read again.
@@ -37,15 +38,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, KIND == 4 ? 1 : KIND == 1 
                 for (int e = 0; e < VECTOR; e++) total[LAST ? e : 0][2] += widen(g[k].of[e]);
         }
     } else if (share.to > 0) {
-        by_known(activation, post, [&](auto known) {
+        by_known<KIND != 0 || !LAST>(activation, post, [&](auto known) {
             const Activation<known.first> first(activation, slope);
             const Activation<known.second> last(post, post_slope);
             Norm norm[OWN];
 #pragma unroll
             for (int e = 0; e < OWN; e++) norm[e] = norm_of(share.sample, share.channel + e, channels, group_channels, mean, rstd, gamma, beta);
-            Words of_z[VECTORS], of_y[VECTORS];
+            Words of_z[HELD], of_y[HELD];
 #pragma unroll
-            for (int k = 0; k < (AHEAD ? VECTORS : 0); k++) of_z[k] = share.load(dz, k), of_y[k] = share.load(y, k);
+            for (int k = 0; k < (AHEAD ? HELD : 0); k++) of_z[k] = share.load(dz, k), of_y[k] = share.load(y, k);
 #pragma unroll 1
             for (int turn = 0; turn < turns; turn++) {
                 if (!AHEAD) {
@@ -60,12 +61,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, KIND == 4 ? 1 : KIND == 1 
                     Sum x[VECTOR], a[VECTOR], f[VECTOR], h[VECTOR], unused[VECTOR], dv[VECTOR];
 #pragma unroll
                     for (int e = 0; e < VECTOR; e++) {
-                        x[e] = widen(((const Vector *)&of_y[k])->of[e]);
-                        dv[e] = widen(((const Vector *)&of_z[k])->of[e]);
+                        x[e] = widen(((const Vector *)&of_y[k % HELD])->of[e]);
+                        dv[e] = widen(((const Vector *)&of_z[k % HELD])->of[e]);
                     }
                     if (AHEAD) {
-                        of_z[k] = share.load(dz, (turn + 1) * VECTORS + k);
-                        of_y[k] = share.load(y, (turn + 1) * VECTORS + k);
+                        of_z[k % HELD] = share.load(dz, turn * VECTORS + k + HELD);
+                        of_y[k % HELD] = share.load(y, turn * VECTORS + k + HELD);
                     }
                     first.of(x, a, f);
 #pragma unroll

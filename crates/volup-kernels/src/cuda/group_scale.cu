@@ -36,14 +36,43 @@ struct Norm {
     float mean, factor, addend;
 };
 
+/// What is known of the activation when this is compiled: that it is a comparison or none, that it is SiLU, or nothing. Going
+/// through a list of all of them for every vector of 16 bits takes longer than the vector; float32 waits for memory.
+enum Known { STRAIGHT, SILU, ANY };
+template <Known KNOWN> struct Of {
+    static constexpr Known known = KNOWN;
+};
+template <typename F> __device__ __forceinline__ void by_known(int code, F f) {
+    if (KIND == 0 && code <= 2)
+        f(Of<STRAIGHT>());
+    else if (KIND == 0 && code == 3)
+        f(Of<SILU>());
+    else
+        f(Of<ANY>());
+}
+
 /// What comes after: an activation of some values.
-template <int COUNT> __device__ __forceinline__ void activate(float (&v)[COUNT], int code, float slope) {
-    if (code > 2) {
+template <Known KNOWN, int COUNT> __device__ __forceinline__ void activate(float (&v)[COUNT], int code, float slope) {
+    if (KNOWN == SILU) {
+        curve(v, 3);
+    } else if (KNOWN == ANY && code > 2) {
         curve(v, code);
     } else if (code) {
 #pragma unroll
         for (int k = 0; k < COUNT; k++) v[k] = straighten(v[k], code, slope);
     }
+}
+
+/// Stores values as a vector.
+[[maybe_unused]] __device__ __forceinline__ void put(Element *to, const float (&x)[V]) {
+#if KIND == 0
+    uint4 words;
+#pragma unroll
+    for (int e = 0; e < V; e += 2) (&words.x)[e / 2] = narrow_both(x[e], x[e + 1], Element{});
+    *(uint4 *)to = words;
+#else
+    *(float4 *)to = make_float4(x[0], x[1], x[2], x[3]);
+#endif
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, !LAST ? 4 : KIND == 0 ? 2 : 3) group_scale(
@@ -77,49 +106,38 @@ extern "C" __global__ void __launch_bounds__(THREADS, !LAST ? 4 : KIND == 0 ? 2 
 #pragma unroll
     for (int k = 0; k < VECTORS; k++) {
         const long long at = start + (k * THREADS + threadIdx.x) * V;
-        if (at + V <= count) {
-            v[k] = *(const Vector *)(y + at);
-        } else {
-#pragma unroll
-            for (int e = 0; e < V; e++)
-                if (at + e < count) v[k].of[e] = y[at + e];
-        }
+        if (at + V <= count) v[k] = *(const Vector *)(y + at);
     }
     __syncthreads();
+    // Vectors of a row each; those that are of two, or not whole, are few.
+    unsigned others = 0;
+    by_known(activation, [&](auto of) {
 #pragma unroll
-    for (int k = 0; k < VECTORS; k++) {
-        const int local = (k * THREADS + threadIdx.x) * V;
-        if (start + local >= count) break;
-        const int ahead = by_voxels.divide(first_at + local);
-        int row = first_row + ahead, left = voxels - (first_at + local - ahead * voxels);
-        Norm norm = norm_of_row(row);
-        float x[V];
-#pragma unroll
-        for (int e = 0; e < V; e++) x[e] = widen(v[k].of[e]);
-        if (left >= V) {
-#pragma unroll
-            for (int e = 0; e < V; e++) x[e] = (x[e] - norm.mean) * norm.factor + norm.addend;
-        } else {
-#pragma unroll
-            for (int e = 0; e < V; e++) {
-                x[e] = (x[e] - norm.mean) * norm.factor + norm.addend;
-                if (--left == 0 && start + local + e + 1 < count) {
-                    row++;
-                    left = voxels;
-                    norm = norm_of_row(row);
-                }
+        for (int k = 0; k < VECTORS; k++) {
+            const int local = (k * THREADS + threadIdx.x) * V, ahead = by_voxels.divide(first_at + local);
+            if (start + local + V > count || (ahead + 1) * voxels - (first_at + local) < V) {
+                others |= 1u << k;
+                continue;
             }
+            const Norm norm = norm_of_row(first_row + ahead);
+            float x[V];
+#pragma unroll
+            for (int e = 0; e < V; e++) x[e] = (widen(v[k].of[e]) - norm.mean) * norm.factor + norm.addend;
+            activate<of.known>(x, activation, (float)slope);
+            put(y + (start + local), x);
         }
-        activate(x, activation, (float)slope);
-#pragma unroll
-        for (int e = 0; e < V; e++) narrow(x[e], &v[k].of[e]);
-        const long long at = start + local;
-        if (at + V <= count) {
-            *(Vector *)(y + at) = v[k];
-        } else {
-#pragma unroll
-            for (int e = 0; e < V; e++)
-                if (at + e < count) y[at + e] = v[k].of[e];
+    });
+    if (!others) return;
+#pragma unroll 1
+    for (int k = 0; k < VECTORS; k++) {
+#pragma unroll 1
+        for (int e = 0; e < V; e++) {
+            const int local = (k * THREADS + threadIdx.x) * V + e;
+            if (!(others >> k & 1) || start + local >= count) continue;
+            const Norm norm = norm_of_row(first_row + by_voxels.divide(first_at + local));
+            float x[1] = {(widen(y[start + local]) - norm.mean) * norm.factor + norm.addend};
+            by_known(activation, [&](auto of) { activate<of.known>(x, activation, (float)slope); });
+            narrow(x[0], y + (start + local));
         }
     }
 #else
@@ -131,25 +149,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, !LAST ? 4 : KIND == 0 ? 2 
     for (int e = 0; e < V; e++) norm[e] = norm_of(sample, c + e);
     const int first = part * (TURNS * VECTORS * high) + own;
     Element *const from = y + ((long long)sample * voxels * channels + c);
+    by_known(activation, [&](auto of) {
 #pragma unroll 1
-    for (int turn = 0; turn < TURNS; turn++) {
-        Vector v[VECTORS];
+        for (int turn = 0; turn < TURNS; turn++) {
+            Vector v[VECTORS];
 #pragma unroll
-        for (int k = 0; k < VECTORS; k++) {
-            const int p = first + (turn * VECTORS + k) * high;
-            if (p < voxels) v[k] = *(const Vector *)(from + (long long)p * channels);
+            for (int k = 0; k < VECTORS; k++) {
+                const int p = first + (turn * VECTORS + k) * high;
+                if (p < voxels) v[k] = *(const Vector *)(from + (long long)p * channels);
+            }
+#pragma unroll
+            for (int k = 0; k < VECTORS; k++) {
+                const int p = first + (turn * VECTORS + k) * high;
+                float x[V];
+#pragma unroll
+                for (int e = 0; e < V; e++) x[e] = (widen(v[k].of[e]) - norm[e].mean) * norm[e].factor + norm[e].addend;
+                activate<of.known>(x, activation, (float)slope);
+#pragma unroll
+                for (int e = 0; e < V; e++) narrow(x[e], &v[k].of[e]);
+                if (p < voxels) *(Vector *)(from + (long long)p * channels) = v[k];
+            }
         }
-#pragma unroll
-        for (int k = 0; k < VECTORS; k++) {
-            const int p = first + (turn * VECTORS + k) * high;
-            float x[V];
-#pragma unroll
-            for (int e = 0; e < V; e++) x[e] = (widen(v[k].of[e]) - norm[e].mean) * norm[e].factor + norm[e].addend;
-            activate(x, activation, (float)slope);
-#pragma unroll
-            for (int e = 0; e < V; e++) narrow(x[e], &v[k].of[e]);
-            if (p < voxels) *(Vector *)(from + (long long)p * channels) = v[k];
-        }
-    }
+    });
 #endif
 }

@@ -200,7 +200,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) shuffle_gradient(
         const bool here = first + own * (VECTOR / 2) < volume;
         bool there;
         const long long next = begin(item + gridDim.x, there);
-        by_known(activation, post, [&](auto known) {
+        by_known<KIND != 0>(activation, post, [&](auto known) {
             const Activation<known.first> before(activation, slope);
             const Activation<known.second> after(post, post_slope);
 #pragma unroll 1
