@@ -1,11 +1,11 @@
 //! Planning statistics that `gather_gemm` takes of what it writes, for a group norm. The kernels' files say what
 //! the numbers mean.
 
-use super::epilogue::kernel;
+use super::epilogue::{SAVED, kernel};
 use super::{
     Argument, Buffer, Context, Step, Workspace, activation_code, epilogue, grid, norm, product, push,
 };
-use volup::{DType, MemoryFormat, Result};
+use volup::{Activation, DType, MemoryFormat, Result};
 
 /// The most whole samples whose rows a tile may hold: it is gone through once for each.
 const MOST_SAMPLES: usize = 2;
@@ -34,19 +34,21 @@ impl Rows {
         product(&[context.request.geometry.batch(), self.chunks(), self.phases])
     }
 
-    /// Whether statistics may be taken so: of a block's normalization, where what comes before is straight.
+    /// Whether statistics may be taken so: of a block's normalization, where what comes before is straight; for training, which
+    /// writes the convolution's output, where nothing or ReLU does, which rounds as what is written does.
     pub(super) fn count_for(self, context: Context<'_>) -> bool {
         let request = context.request;
-        let block = &request.block;
         let [_, channels, ..] = request.geometry.output_shape();
-        let straight = activation_code(epilogue(block)[0]).0 <= 2;
+        let before = match context.counted {
+            Some(block) => matches!(block.activation(), None | Some(Activation::Relu)),
+            None => activation_code(epilogue(&request.block)[0]).0 <= 2,
+        };
         let partials = self.count(context).and_then(|count| product(&[count, channels + 1, 8]));
         let room = norm::room(norm::bytes(context));
         let fits = partials.is_some_and(|bytes| bytes as f64 <= room && bytes <= i32::MAX as usize);
         let merges = request.dtype != DType::F64 && kernel(context, "group_merge").is_ok();
-        block.norm().is_some()
-            && context.counted.is_none()
-            && straight
+        norm::counted(context).is_some()
+            && before
             && merges
             && fits
             && self.of_sample * MOST_SAMPLES >= self.of_tile
@@ -67,10 +69,13 @@ impl Rows {
         arguments: &mut Vec<Argument>,
     ) -> Result<()> {
         arguments.extend(parts.map(|at| Argument::Pointer(Buffer::Workspace, at)));
-        push(arguments, [self.chunks(), self.phases, context.request.block.conv().out_channels()])
+        push(arguments, [self.chunks(), self.phases, context.request.block.conv().out_channels()])?;
+        arguments.push((i32::from(context.counted.is_some()) + relus(context)).into());
+        Ok(())
     }
 
-    /// Launches what merges them, or takes those of what the definition has written instead, and scales the output.
+    /// Launches what merges them, or takes those of what the definition has written instead, and scales the output; for training
+    /// they are saved.
     pub(super) fn merge_and_scale(
         self,
         context: Context<'_>,
@@ -80,10 +85,11 @@ impl Rows {
         steps: &mut Vec<Step>,
     ) -> Result<()> {
         let request = context.request;
-        let spec = request.block.norm().expect("a normalization");
+        let spec = norm::counted(context).expect("a normalization");
         let (groups, channels) = (spec.groups(), request.block.conv().out_channels());
         let samples = request.geometry.batch();
-        let merged = norm::merged(context, spec, workspace);
+        let saves = context.counted.is_some();
+        let merged = if saves { SAVED } else { norm::merged(context, spec, workspace) };
         let mut arguments = vec![Argument::Pointer(Buffer::Output, 0)];
         arguments.extend([parts, counts, control].map(|at| Argument::Pointer(Buffer::Workspace, at)));
         arguments.extend(merged);
@@ -92,9 +98,14 @@ impl Rows {
             &mut arguments,
             [self.of_sample, self.of_tile, self.warpgroups, request.geometry.output_voxels()],
         )?;
-        arguments.push(i32::from(request.output_format == MemoryFormat::ChannelsLast3d).into());
-        arguments.push(Argument::F64(spec.eps()));
+        let last = i32::from(request.output_format == MemoryFormat::ChannelsLast3d);
+        arguments.extend([last.into(), relus(context).into(), Argument::F64(spec.eps())]);
         steps.push(Step::launch(kernel(context, "group_merge")?, grid(samples * groups)?, arguments));
-        norm::scale(context, spec, merged, true, steps)
+        if saves { Ok(()) } else { norm::scale(context, spec, merged, true, steps) }
     }
+}
+
+/// Whether statistics are of the ReLU of what is written: for training.
+fn relus(context: Context<'_>) -> i32 {
+    i32::from(context.counted.is_some_and(|block| block.activation() == Some(Activation::Relu)))
 }

@@ -256,7 +256,8 @@ impl<'a> GatherGemm<'a> {
         let (output, seen) = if apart { (2.0 * output, 0.6) } else { (output, 0.2) };
         let product = busy.max(output) + seen * busy.min(output);
         let passed = pack.max(items as f64 / PIECES);
-        let rest = if way == Way::Counted { norm::MERGE + norm::scaling(context) } else { 0.0 };
+        let scaling = if context.counted.is_some() { 0.0 } else { norm::scaling(context) };
+        let rest = if way == Way::Counted { norm::MERGE + scaling } else { 0.0 };
         let apart = GatherGemm {
             operand,
             kernel,

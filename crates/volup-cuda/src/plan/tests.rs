@@ -197,7 +197,8 @@ fn fits(call: &Call<'_>, plan: &Plan, what: &str) {
     }
     for (pointer, count) in contracts::extents(call) {
         let end = pointer.at + count as usize * pointer.width;
-        let saved = [Buffer::Mean, Buffer::Rstd].contains(&pointer.buffer) && call.kernel() == "norm_merge";
+        let saved = [Buffer::Mean, Buffer::Rstd].contains(&pointer.buffer)
+            && ["norm_merge", "group_merge"].contains(&call.kernel());
         assert!(saved || pointer.buffer == Buffer::Workspace, "{pointer:?} of {what}");
         assert!(
             saved || end <= plan.workspace_bytes,

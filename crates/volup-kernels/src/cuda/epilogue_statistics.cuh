@@ -43,6 +43,23 @@ struct Moments {
     }
 };
 
+/// A value, and all of a line, as y holds it.
+__device__ __forceinline__ float stored(float v) {
+    Element x;
+    narrow(v, &x);
+    return widen(x);
+}
+__device__ __forceinline__ void as_stored(float (&sum)[MI][REGISTERS]) {
+#pragma unroll
+    for (int i = 0; i < MI; i++)
+#pragma unroll
+        for (int j = 0; j < REGISTERS; j++) {
+            sum[i][j] = stored(sum[i][j]);
+            // So that it is made here, and not both before and after.
+            asm volatile("" : "+f"(sum[i][j]));
+        }
+}
+
 /// What this warp's lanes have in their registers: of `LINES` lines, of which `there` says what is an output: of row
 /// `8*i + lane/4`, a line and a residue bit `(i*LINES + line)*RESIDUES + residue`.
 template <int LINES> struct Outputs {
@@ -95,28 +112,15 @@ template <int LINES> struct Outputs {
 
     /// The mean, and the sum of squared deviations from it, of values as y holds them. `by`: one by their number.
     __device__ __forceinline__ float2 moments(int eight, int which, float by) const {
-        const auto stored = [](float v) {
-            Element x;
-            narrow(v, &x);
-            return widen(x);
-        };
-#ifdef TYPE_F16
-        // In place, and bfloat16 twice instead: each needs more registers than there are in the other way.
-        constexpr bool IN_PLACE = true;
-        each(eight, which, [&](float &v, int) { v = stored(v); });
-#else
-        constexpr bool IN_PLACE = false;
-#endif
-        const auto held = [&](float v) { return IN_PLACE ? v : stored(v); };
+        each(eight, which, [](float &v, int) { v = stored(v); });
         // From the first on, so that the mean of equal values is theirs.
         float near = 0.0f, off = 0.0f, m2 = 0.0f;
         each(eight, which, [&](float &v, int bit) { near = bit == 0 && has(0) ? v : near; });
-        near = held(near);
-        each(eight, which, [&](float &v, int bit) { off += has(bit) ? held(v) - near : 0.0f; });
+        each(eight, which, [&](float &v, int bit) { off += has(bit) ? v - near : 0.0f; });
         off *= by;
         hide(eight, which);
         each(eight, which, [&](float &v, int bit) {
-            const float apart = held(v) - near - off;
+            const float apart = v - near - off;
             m2 += has(bit) ? apart * apart : 0.0f;
         });
         return make_float2(near + off, m2);

@@ -51,7 +51,7 @@
 // 7. `a_stages`, `stage_rows`, `b_stages`, `by_work`.
 // 8. What `pack_ahead.cuh` asks for.
 // 9. With COUNTS, for statistics of y as `epilogue_statistics.cuh` has them: `parts`, `counts`, and chunks of a sample, phases
-//    and channels there.
+//    and channels there; `saves` (1: y is saved for training, and they are of what it holds; 2: of its ReLU).
 
 /// Residues along width that are columns, those of a channel in the epilogue beside each other.
 #if RW == 2
@@ -208,7 +208,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
     int b_stages, int by_work, const Element *x, unsigned *control, int x_count, int x_depth, int x_height, int x_width,
     int panels, int x_n, int x_c, int x_d, int x_h, int x_w, int units, int before, int shift, int pieces, int ahead
 #ifdef COUNTS
-    , float *parts, float *counts, int part_chunks, int part_phases, int out_channels
+    , float *parts, float *counts, int part_chunks, int part_phases, int out_channels, int saves
 #endif
 ) {
     extern __shared__ __align__(128) char memory[];
@@ -504,22 +504,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
         const int od = at.d * d_stride + t.phase.rd, oh = at.h * h_stride + t.phase.rh, ow = at.w * w_stride + t.phase.rw;
         // Where this lane's row goes, and how many lines of it there are.
         const int row_at = (at.n - t.at.n) * y_n + od * y_d + oh * y_h + ow * y_w, lines = row < rows && od < d_out ? h_out - oh : 0;
-#ifdef COUNTS
-        {
-            unsigned own = 0;
-#pragma unroll
-            for (int of = 0; of < RH; of++)
-#pragma unroll
-                for (int r = 0; r < RW; r++) own |= (of < lines && ow + r < w_out) << (of * RW + r);
-            const Statistics statistics = {(float2 *)parts, counts, part_chunks, part_phases, out_channels, pd * ph * pw};
-            const int phase = (t.phase.rd * (RH == 2 ? 1 : h_stride) + t.phase.rh) * (RW == 2 ? 1 : w_stride) + t.phase.rw;
-            const int last = Position(s, *by, min(t.row0 + BM, rows) - 1).n;
-#pragma unroll 1
-            for (int n = t.at.n; n <= last; n++)
-                count_outputs(sum, at.n == n ? own : 0, staged, slice * channels + channel0, min(channels - channel0, CHANNELS), statistics,
-                              statistics.at(n, t.row0 / BM, warpgroup, phase), warpgroup);
-        }
-#endif
         const bool vectors = channels % 4 == 0 && y_w % 4 == 0 && (unsigned long long)y % (4 * sizeof(Element)) == 0;
         // Every row a voxel, in their order; a sample of whole vectors.
         const bool dense = channels_first && d_stride * h_stride * w_stride == 1 && pd == d_out && ph == h_out && pw == w_out && y_w == 1 &&
@@ -568,5 +552,29 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
                     epilogue.first<RW>(piece);
             }
         }
+#ifdef COUNTS
+        {
+            if (saves) {
+#pragma unroll
+                for (int of = 0; of < RH; of++) as_stored(sum[of]);
+            }
+            if (saves == 2) {
+#pragma unroll
+                for (int of = 0; of < RH; of++) straighten(sum[of], 1, 0.0);
+            }
+            unsigned own = 0;
+#pragma unroll
+            for (int of = 0; of < RH; of++)
+#pragma unroll
+                for (int r = 0; r < RW; r++) own |= (of < lines && ow + r < w_out) << (of * RW + r);
+            const Statistics statistics = {(float2 *)parts, counts, part_chunks, part_phases, out_channels, pd * ph * pw};
+            const int phase = (t.phase.rd * (RH == 2 ? 1 : h_stride) + t.phase.rh) * (RW == 2 ? 1 : w_stride) + t.phase.rw;
+            const int last = Position(s, *by, min(t.row0 + BM, rows) - 1).n;
+#pragma unroll 1
+            for (int n = t.at.n; n <= last; n++)
+                count_outputs(sum, at.n == n ? own : 0, staged, slice * channels + channel0, min(channels - channel0, CHANNELS), statistics,
+                              statistics.at(n, t.row0 / BM, warpgroup, phase), warpgroup);
+        }
+#endif
     }
 }

@@ -6,7 +6,7 @@
 //
 // Parameters: `y`, `parts`, `counts`, `control`, `mean`, `rstd` (of each sample and group); i32: `groups`, `group_channels`,
 // `chunks`, `phases`, `rows` (of a sample), `tile_rows` and `warpgroups` (of a tile), `voxels` (of a sample of y), `last` (y is
-// NDHWC); f64: `eps`.
+// NDHWC), `relus` (they are of the ReLU of y); f64: `eps`.
 // Threads: 1024. Grid: samples*groups along the first axis.
 
 #include "element.cuh"
@@ -30,7 +30,7 @@ struct Sums {
 
 extern "C" __global__ void __launch_bounds__(THREADS) group_merge(const Element *y, const float *parts, const float *counts, const unsigned *control,
                                                                   float *mean, float *rstd, int groups, int group_channels, int chunks, int phases,
-                                                                  int rows, int tile_rows, int warpgroups, int voxels, int last, double eps) {
+                                                                  int rows, int tile_rows, int warpgroups, int voxels, int last, int relus, double eps) {
     const int sample = blockIdx.x / groups, group = blockIdx.x - sample * groups, channels = groups * group_channels;
     // As `direct` is told: operands that are not finite, or values that the split is too coarse for.
     const bool stands = max(control[0], control[1]) <= 0x7f7fffffu && control[2] == 0;
@@ -68,11 +68,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) group_merge(const Element 
     } else {
         const long long many = (long long)voxels * group_channels;
         const Element *const from = y + ((long long)sample * channels * voxels + (long long)group * group_channels * (last ? 1 : voxels));
-        near = widen(from[0]);
+        const auto value = [&](long long at) {
+            const float v = widen(from[at]);
+            return relus && v < 0.0f ? 0.0f : v;
+        };
+        near = value(0);
 #pragma unroll 1
         for (long long at = threadIdx.x; at < many; at += THREADS) {
             const long long voxel = at / group_channels;
-            const double off = widen(from[last ? voxel * channels + at - voxel * group_channels : at]) - near;
+            const double off = value(last ? voxel * channels + at - voxel * group_channels : at) - near;
             all.add({1.0, off, off * off});
         }
     }
@@ -85,8 +89,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) group_merge(const Element 
     if (threadIdx.x == 0) {
 #pragma unroll 1
         for (int warp = 1; warp < THREADS / 32; warp++) all.add(of_warp[warp]);
-        const double off = all.off / all.count, variance = fmax(all.squared / all.count - off * off, 0.0);
+        const double off = all.off / all.count, variance = all.squared / all.count - off * off;
         mean[blockIdx.x] = (float)(near + off);
-        rstd[blockIdx.x] = (float)(1.0 / sqrt(variance + eps));
+        // What is infinite or NaN makes that NaN.
+        rstd[blockIdx.x] = (float)(1.0 / sqrt((variance < 0.0 ? 0.0 : variance) + eps));
     }
 }

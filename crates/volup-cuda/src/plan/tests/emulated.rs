@@ -549,6 +549,53 @@ fn statistics_of_what_is_written() {
     });
 }
 
+/// What training saves of the convolution's output, or its ReLU; also where the definition has written it instead.
+#[test]
+fn statistics_that_training_saves() {
+    let lines = [
+        "n 3, 6x7x8, 64>40, k 3, p 1, bias, relu, gn 8",
+        "n 2, 5x6x8, 64>32, k 3, s 2, p 1, op 1, bias, gn 32, silu",
+        "n 3, 4x6x7, 32>48, k 4x4x3, s 2, p 1, relu, gn 1 plain",
+    ];
+    engines(Some(Algorithm::GatherGemm), |engine| {
+        let engine = saying(engine, "with statistics");
+        for (seed, line) in lines.into_iter().enumerate() {
+            let case = Case::parse("saved", line, "statistics in the epilogue").expect("a valid case");
+            for ((turn, dtype), infinite) in NARROW.into_iter().enumerate().zip([false, true, false]) {
+                let format = [MemoryFormat::Contiguous, MemoryFormat::ChannelsLast3d][(seed + turn) % 2];
+                let case = Case { format, ..case.clone() };
+                let (mut input, parameters) = case.inputs(dtype, Fill::Normal, seed as u64);
+                if infinite {
+                    let mut values = input.to_f64();
+                    values[3] = f64::NEG_INFINITY;
+                    input = Tensor::new(input.shape(), values)
+                        .and_then(|new| new.cast(dtype, format))
+                        .expect("a tensor");
+                }
+                let layer = engine.layer(&case.block, &parameters).expect("a layer");
+                let (output, saved) = engine.forward_for_training(&layer, &input).expect("an output");
+                let (geometry, roundoff) = (case.geometry(), engine.operand_roundoff(dtype));
+                let expected =
+                    reference::forward_for_training(&case.block, &geometry, &parameters, &input, roundoff);
+                let deviation = compare(&expected, &output);
+                assert!(deviation.is_ok(), "{case}, {dtype}: {deviation}");
+                // Their statistics are infinite or NaN, which of both does not matter.
+                if infinite {
+                    continue;
+                }
+                let [convolution, mean, rstd] =
+                    [saved.convolution, saved.mean, saved.rstd].map(|tensor| tensor.expect("what is saved"));
+                let expected = reference::statistics(&case.block, &geometry, &convolution);
+                for (expected, got) in expected.iter().zip([mean, rstd]) {
+                    let deviation = compare(expected, &got);
+                    assert!(deviation.is_ok(), "{case}, {dtype}: {deviation}");
+                }
+            }
+        }
+        assert!(engine.said.get() > 5, "{} plans", engine.said.get());
+    });
+}
+
 /// Means that are many times the deviations from them, a channel of one value, and, where the input is not finite, what the
 /// definition has written instead of the product.
 #[test]
