@@ -70,7 +70,7 @@ impl Rows {
     ) -> Result<()> {
         arguments.extend(parts.map(|at| Argument::Pointer(Buffer::Workspace, at)));
         push(arguments, [self.chunks(), self.phases, context.request.block.conv().out_channels()])?;
-        arguments.push((i32::from(context.counted.is_some()) + relus(context)).into());
+        arguments.push(relus(context).into());
         Ok(())
     }
 

@@ -43,21 +43,11 @@ struct Moments {
     }
 };
 
-/// A value, and all of a line, as y holds it.
+/// A value as y holds it.
 __device__ __forceinline__ float stored(float v) {
     Element x;
     narrow(v, &x);
     return widen(x);
-}
-__device__ __forceinline__ void as_stored(float (&sum)[MI][REGISTERS]) {
-#pragma unroll
-    for (int i = 0; i < MI; i++)
-#pragma unroll
-        for (int j = 0; j < REGISTERS; j++) {
-            sum[i][j] = stored(sum[i][j]);
-            // So that it is made here, and not both before and after.
-            asm volatile("" : "+f"(sum[i][j]));
-        }
 }
 
 /// What this warp's lanes have in their registers: of `LINES` lines, of which `there` says what is an output: of row

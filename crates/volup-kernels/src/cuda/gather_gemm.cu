@@ -51,7 +51,7 @@
 // 7. `a_stages`, `stage_rows`, `b_stages`, `by_work`.
 // 8. What `pack_ahead.cuh` asks for.
 // 9. With COUNTS, for statistics of y as `epilogue_statistics.cuh` has them: `parts`, `counts`, and chunks of a sample, phases
-//    and channels there; `saves` (1: y is saved for training, and they are of what it holds; 2: of its ReLU).
+//    and channels there; `relus` (they are of the ReLU of y).
 
 /// Residues along width that are columns, those of a channel in the epilogue beside each other.
 #if RW == 2
@@ -208,7 +208,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
     int b_stages, int by_work, const Element *x, unsigned *control, int x_count, int x_depth, int x_height, int x_width,
     int panels, int x_n, int x_c, int x_d, int x_h, int x_w, int units, int before, int shift, int pieces, int ahead
 #ifdef COUNTS
-    , float *parts, float *counts, int part_chunks, int part_phases, int out_channels, int saves
+    , float *parts, float *counts, int part_chunks, int part_phases, int out_channels, int relus
 #endif
 ) {
     extern __shared__ __align__(128) char memory[];
@@ -554,11 +554,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
         }
 #ifdef COUNTS
         {
-            if (saves) {
-#pragma unroll
-                for (int of = 0; of < RH; of++) as_stored(sum[of]);
-            }
-            if (saves == 2) {
+            if (relus) {
 #pragma unroll
                 for (int of = 0; of < RH; of++) straighten(sum[of], 1, 0.0);
             }

@@ -45,8 +45,7 @@ pub fn count(call: &Call<'_>, machine: &mut Machine, place: &Place, outputs: &[O
         let own: Vec<&Output> = outputs.iter().filter(own).collect();
         for channel in place.channels.clone() {
             let of_channel = own.iter().filter(|output| output.channel == channel);
-            let relus = call.int("saves") == 2;
-            let values: Vec<f64> = of_channel.map(|output| counted(output.value, relus)).collect();
+            let values: Vec<f64> = of_channel.map(|output| counted(call, output.value)).collect();
             let Moments { mean, m2, count } = Moments::of(&values);
             for (which, value) in [(0, mean), (1, m2)] {
                 machine.write(call.pointer("parts"), 2 * (at * all + channel) + which, value);
@@ -59,8 +58,8 @@ pub fn count(call: &Call<'_>, machine: &mut Machine, place: &Place, outputs: &[O
 }
 
 /// A value as it is counted, perhaps its ReLU.
-fn counted(value: f64, relus: bool) -> f64 {
-    if relus && value < 0.0 { 0.0 } else { value }
+fn counted(call: &Call<'_>, value: f64) -> f64 {
+    if call.int("relus") == 1 && value < 0.0 { 0.0 } else { value }
 }
 
 /// The parts of the workspace that `group_merge` may touch.
@@ -102,7 +101,7 @@ pub fn merge(call: &Call<'_>, machine: &mut Machine) {
                 let last = call.int("last") == 1;
                 let of_sample = if last { voxel * channels + channel } else { channel * voxels + voxel };
                 let value = machine.read(call.pointer("y"), sample * channels * voxels + of_sample);
-                all.add(Moments::of(&[counted(value, call.int("relus") == 1)]));
+                all.add(Moments::of(&[counted(call, value)]));
             }
         }
         all.finish(call, machine, sample * groups + group);
