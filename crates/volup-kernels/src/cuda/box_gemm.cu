@@ -85,7 +85,7 @@ constexpr int BATCH = WARPS * CTAS > 16 ? 1 : MT * NT <= 8 ? 4 : KIND == 0 ? 2 :
 #define ROOMY (MT * WARPS * CTAS <= 32)
 constexpr bool EARLY = MT * WARPS * CTAS <= (KIND == 0 ? 24 : 32);
 /// Steps whose weights are on their way, where registers hold more than one's.
-[[maybe_unused]] constexpr int AHEAD = MT == 1 ? (CTAS == 2 ? 6 : 2) : 3;
+[[maybe_unused]] constexpr int AHEAD = MT == 1 ? 2 : 3;
 /// Vectors of 16 bytes of a step's weights.
 constexpr int WEIGHTS = MT * PARTS * 32;
 

@@ -115,7 +115,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, !LAST ? 4 : KIND == 0 ? 2 
 #pragma unroll
         for (int k = 0; k < VECTORS; k++) {
             const int local = (k * THREADS + threadIdx.x) * V, ahead = by_voxels.divide(first_at + local);
-            if (start + local + V > count || (ahead + 1) * voxels - (first_at + local) < V) {
+            if (start + local + V > count || voxels - (first_at + local - ahead * voxels) < V) {
                 others |= 1u << k;
                 continue;
             }

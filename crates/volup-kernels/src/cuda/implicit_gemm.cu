@@ -236,9 +236,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
                 const int kd = (first + lane) / h_kernel, kh = first + lane - kd * h_kernel;
                 const int d = rd + d_padding - kd * d_dilation - d_stride * first_d, at_d = by.d_stride.divide(max(d, 0));
                 const int h = rh + h_padding - kh * h_dilation - h_stride * first_h, at_h = by.h_stride.divide(max(h, 0));
-                const bool own = kd < d_kernel && at_d * d_stride == d && at_h * h_stride == h;
-                const unsigned all = __ballot_sync(0xffffffffu, own);
-                if (own) what(before + __popc(all & ((1u << lane) - 1)), first + lane, at_d * lines + at_h);
+                const bool here = kd < d_kernel && at_d * d_stride == d && at_h * h_stride == h;
+                const unsigned all = __ballot_sync(0xffffffffu, here);
+                if (here) what(before + __popc(all & ((1u << lane) - 1)), first + lane, at_d * lines + at_h);
                 before += __popc(all);
             }
             return before;

@@ -1,0 +1,94 @@
+//! Shapes that few random ones are, for the families of dense layers.
+
+use super::*;
+
+/// Cases of strides and dilations with a common divisor: outputs between those that have taps.
+const LATTICES: [&str; 8] = [
+    "n 2, 3x5x7, 8>20, k 3, s 2, p 1, d 2, bias, silu",
+    "n 3, 3x4x19, 5>7, k 1x3x2, s 3x2x2, p 0x1x1, d 1x2x2, op 2x1x0",
+    "n 1, 4x4x6, 5>9, k 1, s 2, bias",
+    "n 2, 3x4x5, 16>8, k 1x2x1, s 3x2x3, p 0x1x0, op 1x0x2, bias, gelu",
+    "n 1, 2x3x9, 4>70, k 3x1x3, s 2x2x4, d 2x1x4, p 1x0x0, relu",
+    "n 3, 5x2x33, 6>34, k 1x3x1, s 2x4x5, d 1x2x1, g 2, bias, tanh",
+    "n 1, 2x1x6, 3>2, k 1x1x3, s 1x1x2, d 1x1x2, p 0x0x1, op 0x0x1",
+    "n 2, 4x3x2, 8>16, k 3x2x1, s 2x1x1, d 2x1x1, op 1x0x0, sigmoid",
+];
+
+#[test]
+fn halo_gemm_of_lattices() {
+    engines(Some(Algorithm::HaloGemm), |engine| {
+        for line in LATTICES {
+            let case = Case::parse("lattice", line, "few outputs with taps").expect("a valid case");
+            for (dtype, fill) in NARROW.into_iter().flat_map(|dtype| Fill::ALL.map(|fill| (dtype, fill))) {
+                for format in [MemoryFormat::Contiguous, MemoryFormat::ChannelsLast3d] {
+                    let case = Case { format, ..case.clone() };
+                    let deviation = check(engine, &case, dtype, fill, 1).expect("a result");
+                    assert!(deviation.is_ok(), "{case}, {dtype}: {deviation}");
+                }
+            }
+        }
+    });
+}
+
+/// Outputs that lie as rows do, in whole vectors or not quite: samples that meet in a tile, both residues along width and
+/// height, two positions a row, planes that few taps reach.
+const LINES: [&str; 7] = [
+    "n 3, 4x4x4, 24>40, k 3, p 1, bias, relu",
+    "n 2, 6x6x6, 64>72, k 3",
+    "n 2, 4x6x8, 32>20, k 3, s 2, p 1, op 1, bias",
+    "n 2, 3x5x6, 24>70, k 4, s 2, p 1, leaky_relu(-0.5)",
+    "n 1, 2x3x16, 16>33, k 2x3x4, s 1x2x2, p 0x1x1, op 0x1x0, bias",
+    "n 2, 6x6x6, 24>12, k 3, bias",
+    "n 3, 1x2x6, 40>9, k 3x1x3, silu",
+];
+
+#[test]
+fn lines_of_whole_vectors() {
+    for family in [Algorithm::HaloGemm, Algorithm::GatherGemm] {
+        engines(Some(family), |engine| {
+            for (seed, line) in LINES.into_iter().enumerate() {
+                let case = Case::parse("lines", line, "whole vectors").expect("a valid case");
+                for (dtype, format) in NARROW.into_iter().flat_map(|dtype| {
+                    [MemoryFormat::Contiguous, MemoryFormat::ChannelsLast3d].map(|format| (dtype, format))
+                }) {
+                    let case = Case { format, ..case.clone() };
+                    let deviation = check(engine, &case, dtype, Fill::Normal, seed as u64).expect("a result");
+                    assert!(deviation.is_ok(), "{case}, {dtype}: {deviation}");
+                }
+            }
+        });
+    }
+}
+
+/// Lines that no pair of positions fits in, rows before the first and gaps between them, one and several positions a row, more
+/// pieces than blocks take at once, panels that lanes share.
+const ALONG: [&str; 7] = [
+    "n 2, 6x6x6, 64>72, k 3",
+    "n 3, 5x3x7, 32>24, k 3x1x3, p 1x0x1, bias, relu",
+    "n 2, 4x6x8, 64>20, k 3, s 2, p 1, op 1, bias",
+    "n 2, 3x5x12, 16>16, k 3x3x5, bias",
+    "n 1, 9x10x11, 32>8, k 2x3x3, s 1x2x1",
+    "n 3, 4x8x16, 64>40, k 3, p 1, silu",
+    "n 2, 2x5x8, 256>8, k 1x3x2, p 0x1x0, bias",
+];
+
+/// Inputs that are packed beside the products, wherever there is such a plan: each in another format of each family.
+#[test]
+fn inputs_packed_along() {
+    for (turn, family) in [Algorithm::HaloGemm, Algorithm::GatherGemm].into_iter().enumerate() {
+        engines(Some(family), |engine| {
+            let engine = saying(engine, "packs along");
+            for (seed, line) in ALONG.into_iter().enumerate() {
+                let case = Case::parse("along", line, "packed beside products").expect("a valid case");
+                let format = [MemoryFormat::Contiguous, MemoryFormat::ChannelsLast3d][(seed + turn) % 2];
+                let case = Case { format, ..case };
+                for dtype in NARROW {
+                    let fill = Fill::ALL[seed % 2];
+                    let deviation = check(&engine, &case, dtype, fill, seed as u64).expect("a result");
+                    assert!(deviation.is_ok(), "{case}, {dtype}: {deviation}");
+                }
+            }
+            assert!(engine.said.get() > 4, "{family:?}: {} plans", engine.said.get());
+        });
+    }
+}
