@@ -43,13 +43,6 @@ struct Moments {
     }
 };
 
-/// A value as y holds it.
-__device__ __forceinline__ float stored(float v) {
-    Element x;
-    narrow(v, &x);
-    return widen(x);
-}
-
 /// What this warp's lanes have in their registers: of `LINES` lines, of which `there` says what is an output: of row
 /// `8*i + lane/4`, a line and a residue bit `(i*LINES + line)*RESIDUES + residue`.
 template <int LINES> struct Outputs {
@@ -102,7 +95,11 @@ template <int LINES> struct Outputs {
 
     /// The mean, and the sum of squared deviations from it, of values as y holds them. `by`: one by their number.
     __device__ __forceinline__ float2 moments(int eight, int which, float by) const {
-        each(eight, which, [](float &v, int) { v = stored(v); });
+        each(eight, which, [](float &v, int) {
+            Element x;
+            narrow(v, &x);
+            v = widen(x);
+        });
         // From the first on, so that the mean of equal values is theirs.
         float near = 0.0f, off = 0.0f, m2 = 0.0f;
         each(eight, which, [&](float &v, int bit) { near = bit == 0 && has(0) ? v : near; });

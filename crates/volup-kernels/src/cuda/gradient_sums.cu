@@ -13,8 +13,8 @@
 #include "slope.cuh"
 
 constexpr int SUMS = 5;
-/// Whether a turn's loads are under way while the one before is computed: narrow elements, of which there is more to compute
-/// than to wait for. Others leave no registers for three blocks.
+/// Whether the next vectors' loads are under way while one is computed: narrow elements, of which there is more to compute than to
+/// wait for. Others leave no registers for three blocks. And of how many vectors of either tensor a thread holds the words.
 constexpr bool AHEAD = sizeof(Element) == 2;
 constexpr int HELD = AHEAD ? 2 : VECTORS;
 

@@ -17,7 +17,8 @@ template <Known KNOWN> struct Activation {
     Sum slope;
 
     __device__ __forceinline__ Activation(int code, double slope)
-        : code(KNOWN == NONE ? 0 : KNOWN == RELU ? 1 : KNOWN == SILU ? 3 : KNOWN == HARDSWISH ? 6 : code), slope(this->code == 0 ? 1 : this->code == 1 ? 0 : (Sum)slope) {}
+        : code(KNOWN == NONE ? 0 : KNOWN == RELU ? 1 : KNOWN == SILU ? 3 : KNOWN == HARDSWISH ? 6 : code),
+          slope(this->code == 0 ? 1 : this->code == 1 ? 0 : (Sum)slope) {}
 
     /// Of some values the activation and its slope. At kinks that is PyTorch's: 0 at 0 for ReLU, the slope at 0 for leaky
     /// ReLU, 0 at -3 and 1 at 3 for hardswish.

@@ -395,8 +395,7 @@ fn random(algorithm: Option<Algorithm>, seeds: Range<u64>) {
             let (case, fill) = (random_case(seed), Fill::ALL[seed as usize % 2]);
             for dtype in NARROW.into_iter().filter(|_| case.batch != Some(0)) {
                 println!("seed {seed}: {case}, {dtype}");
-                let deviation = check(engine, &case, dtype, fill, seed).expect("a result");
-                assert!(deviation.is_ok(), "{deviation}");
+                right(engine, &case, dtype, fill, seed);
             }
         }
     });
@@ -421,6 +420,12 @@ const SEEDS: Range<u64> = 0..40;
 #[test]
 fn halo_gemm() {
     random(Some(Algorithm::HaloGemm), SEEDS);
+}
+
+/// What it computes of a case is right.
+fn right(engine: &Emulated, case: &Case, dtype: DType, fill: Fill, seed: u64) {
+    let deviation = check(engine, case, dtype, fill, seed).expect("a result");
+    assert!(deviation.is_ok(), "{case}, {dtype}: {deviation}");
 }
 
 /// One whose plans say something, where there are any that do.
@@ -468,8 +473,7 @@ fn shuffle_ring() {
                 [MemoryFormat::Contiguous, MemoryFormat::ChannelsLast3d].map(|format| (fill, format))
             }) {
                 let case = Case { format, ..case.clone() };
-                let deviation = check(engine, &case, DType::F32, fill, seed as u64).expect("a result");
-                assert!(deviation.is_ok(), "{case}: {deviation}");
+                right(engine, &case, DType::F32, fill, seed as u64);
                 let (input, parameters) = case.inputs(DType::F32, fill, seed as u64);
                 let layer = engine.layer(&case.block, &parameters).expect("a layer");
                 // Whatever shared memory holds before.
@@ -523,9 +527,7 @@ fn counters() {
         for (dtype, precision) in
             [(DType::F32, Precision::Ieee), (DType::F32, Precision::Tf32), (DType::Bf16, Precision::Ieee)]
         {
-            let deviation =
-                check(&Emulated::new(132, precision, None), &case, dtype, Fill::Normal, 1).expect("a result");
-            assert!(deviation.is_ok(), "{deviation}");
+            right(&Emulated::new(132, precision, None), &case, dtype, Fill::Normal, 1);
         }
     }
 }
