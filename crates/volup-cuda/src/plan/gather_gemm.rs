@@ -4,7 +4,9 @@
 use super::epilogue_statistics::Rows;
 use super::norm::{self, Way};
 use super::pack::{self, Operand};
-use super::panels::{InputPanels, MOST_STAGES, WeightPanels, packs, table_bytes, tile_rows};
+use super::panels::{
+    InputPanels, MOST_STAGES, PACKER_BYTES, WeightPanels, may_pack_along, packs, table_bytes, tile_rows,
+};
 use super::phases::{Lattice, PhaseAxis, taps_of_residues};
 use super::{
     Algorithm, Argument, Buffer, Context, RESERVED, SHARED, Step, Workspace, activation_code, direct,
@@ -29,6 +31,8 @@ const FEW: usize = 4;
 /// What launches cost beside the product's work, and the product's own, in seconds.
 const LAUNCHES: f64 = 7e-6;
 const START: f64 = 8.7e-6;
+/// What it takes to find what operands are scaled by, in seconds.
+const SCALE: f64 = 4e-6;
 /// Clocks a second.
 const CLOCK: f64 = 1.815e9;
 /// Bytes a second of the memory, and from the second-level cache to shared memory.
@@ -92,20 +96,31 @@ impl fmt::Display for GatherGemm<'_> {
 impl<'a> GatherGemm<'a> {
     /// All plans that differ, where taps reach every output: of 16 bits and tf32, not past its 32-bit counts.
     pub(super) fn all(context: Context<'a>) -> Vec<GatherGemm<'a>> {
-        let Some(operand) = Operand::of(context).filter(|operand| operand.parts() == 1) else {
-            return Vec::new();
-        };
         if context.classes.is_some() || context.packed {
             return Vec::new();
         }
-        let types = operand.types(context);
-        let is_it = |kernel: &&Variant| kernel.param("KIND") == Some(operand.kind());
-        let kernels = context.kernels("gather_gemm", &types).filter(is_it);
-        kernels.filter_map(|kernel| GatherGemm::new(context, operand, kernel)).flatten().collect()
+        let operands = Operand::of_panels(context).into_iter().filter(|operand| operand.parts() == 1);
+        let mut all = Vec::new();
+        for operand in operands {
+            let is_it = |kernel: &&Variant| kernel.param("KIND") == Some(operand.panel_kind());
+            let types = operand.types(context);
+            let kernels = context.kernels("gather_gemm", &types).filter(is_it);
+            for (kernel, along) in kernels.flat_map(|kernel| [(kernel, false), (kernel, true)]) {
+                all.extend(GatherGemm::new(context, operand, kernel, along));
+            }
+        }
+        all
     }
 
-    /// Plans that differ in where the input is packed.
-    fn new(context: Context<'a>, operand: Operand, kernel: &'a Variant) -> Option<Vec<GatherGemm<'a>>> {
+    fn new(
+        context: Context<'a>,
+        operand: Operand,
+        kernel: &'a Variant,
+        along: bool,
+    ) -> Option<GatherGemm<'a>> {
+        if along && !may_pack_along(context, kernel, operand) {
+            return None;
+        }
         let request = context.request;
         let (geometry, conv) = (&request.geometry, request.geometry.conv());
         let (bm, n) = (tile_rows(kernel), size(kernel, "BN"));
@@ -153,7 +168,7 @@ impl<'a> GatherGemm<'a> {
         let blocks = cout.div_ceil(channels);
 
         let (stage, unit) = (PANELS * 16 * stage_rows, PANELS * 16 * n * lines);
-        let fixed = FIXED + table_bytes(kernel);
+        let fixed = FIXED + table_bytes(kernel) + if along { PACKER_BYTES } else { 0 };
         let room = (SHARED - RESERVED).checked_sub(fixed)?;
         if 2 * stage + 3 * unit > room {
             return None;
@@ -257,8 +272,9 @@ impl<'a> GatherGemm<'a> {
         let product = busy.max(output) + seen * busy.min(output);
         let passed = pack.max(items as f64 / PIECES);
         let scaling = if context.counted.is_some() { 0.0 } else { norm::scaling(context) };
+        let scale = if operand.has_scale() { SCALE } else { 0.0 };
         let rest = if way == Way::Counted { norm::MERGE + scaling } else { 0.0 };
-        let apart = GatherGemm {
+        let plan = GatherGemm {
             operand,
             kernel,
             axes,
@@ -271,20 +287,20 @@ impl<'a> GatherGemm<'a> {
             shared: fixed + a_stages * stage + b_stages * unit,
             launched,
             by_work,
-            along: false,
+            along,
             way,
             of_samples,
-            seconds: product + START + passed + LAUNCHES + rest,
+            seconds: product + START + passed + LAUNCHES + scale + rest,
         };
+        if !along {
+            return Some(plan);
+        }
         let panels = input_panels(context, operand, chunks, a_rows);
         let beside = panels.beside(context, product, pack).max(items as f64 / PIECES);
         // Tiles by their work are not in the order of rows.
-        let along = (!by_work && panels.may_go_along(context, kernel)).then(|| GatherGemm {
-            along: true,
-            seconds: apart.seconds + beside - passed,
-            ..apart.clone()
-        });
-        Some([Some(apart), along].into_iter().flatten().collect())
+        let goes = !by_work && panels.may_go_along();
+        let seconds = plan.seconds + beside - passed;
+        goes.then_some(GatherGemm { seconds, ..plan })
     }
 
     /// What is launched.
@@ -316,13 +332,21 @@ impl<'a> GatherGemm<'a> {
             taps: 1,
         };
         let weight = workspace.take(panels.bytes(context));
-        steps.push(panels.pack(context, weight, control)?);
+        let columns = self.blocks * panels.columns;
+        let has_scale = self.operand.has_scale();
+        let scale = workspace.take(if has_scale { groups * columns * 4 } else { 0 });
+        if has_scale {
+            // Of a column in NDHWC, too: one channel after the other.
+            let inner = if request.output_format == MemoryFormat::Contiguous { 1 } else { columns };
+            pack::half_scale(context, [groups, columns, inner], scale, control, steps)?;
+        }
+        steps.push(panels.pack(context, weight, if has_scale { scale } else { control })?);
         let at = workspace.take(input.rows * groups * input.panels * 16);
         if !self.along {
             steps.push(input.pack(context, 0, at, control, true)?);
         }
         let parts = (self.way == Way::Counted).then(|| self.of_samples.take(context, workspace));
-        steps.push(self.multiply(context, [at, weight, control], &input, parts)?);
+        steps.push(self.multiply(context, [at, weight, scale, control], &input, parts)?);
         // Where the input or the weight holds what the fast path cannot compute with, the definition.
         steps.push(direct::step(context, Some(control))?);
         match parts {
@@ -334,13 +358,14 @@ impl<'a> GatherGemm<'a> {
     fn multiply(
         &self,
         context: Context<'_>,
-        [at, weight, control]: [u64; 3],
+        [at, weight, scale, control]: [u64; 4],
         input: &InputPanels,
         parts: Option<[u64; 2]>,
     ) -> Result<Step> {
         let request = context.request;
         let conv = request.geometry.conv();
-        let mut arguments = [at, weight].map(|at| Argument::Pointer(Buffer::Workspace, at)).to_vec();
+        let operands = [at, weight, scale].into_iter().take(if self.operand.has_scale() { 3 } else { 2 });
+        let mut arguments: Vec<_> = operands.map(|at| Argument::Pointer(Buffer::Workspace, at)).collect();
         arguments.extend([Buffer::Bias, Buffer::Output].map(|buffer| Argument::Pointer(buffer, 0)));
         let rows = request.geometry.batch() * self.positions.iter().product::<usize>();
         let all = self.a_rows(context);

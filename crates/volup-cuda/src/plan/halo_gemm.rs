@@ -5,7 +5,7 @@ mod steps;
 
 use super::classes::Short;
 use super::pack::Operand;
-use super::panels::{InputPanels, MOST_STAGES, packs, table_bytes, tile_rows};
+use super::panels::{InputPanels, MOST_STAGES, PACKER_BYTES, may_pack_along, packs, table_bytes, tile_rows};
 use super::phases::{Lattice, PhaseAxis};
 use super::{Context, RESERVED, SHARED, size, strides};
 use crate::Variant;
@@ -183,12 +183,12 @@ impl<'a> Halo<'a> {
     /// All plans that differ, if the family applies and its kernels are there: not for float64, not past
     /// its 32-bit counts.
     pub(super) fn all(context: Context<'a>) -> Vec<Halo<'a>> {
-        Halo::search(context).unwrap_or_default()
+        let all = Operand::of_panels(context).into_iter();
+        all.filter_map(|operand| Halo::search(context, operand)).flatten().collect()
     }
 
-    fn search(context: Context<'a>) -> Option<Vec<Halo<'a>>> {
+    fn search(context: Context<'a>, operand: Operand) -> Option<Vec<Halo<'a>>> {
         let request = context.request;
-        let operand = Operand::of(context)?;
         let params = [("KIND", operand.panel_kind())];
         for pack in ["halo_pack_input", "halo_pack_weight"] {
             context.kernel(pack, &operand.types(context), &params).ok()?;
@@ -204,8 +204,10 @@ impl<'a> Halo<'a> {
                 for at in (0..8).rev() {
                     let [whole_h, whole_w, resident] = [1, 2, 4].map(|bit| at & bit > 0);
                     let choice = Choice { slices: groups / merged, block, whole_h, whole_w, resident };
-                    for &kernel in &kernels {
-                        all.extend(Halo::with(context, operand, kernel, choice).unwrap_or_default());
+                    for (&kernel, along) in
+                        kernels.iter().flat_map(|kernel| [(kernel, false), (kernel, true)])
+                    {
+                        all.extend(Halo::with(context, operand, kernel, choice, along));
                     }
                 }
             }
@@ -213,13 +215,16 @@ impl<'a> Halo<'a> {
         Some(all)
     }
 
-    /// Plans that differ in where the input is packed.
     fn with(
         context: Context<'a>,
         operand: Operand,
         kernel: &'a Variant,
         choice: Choice,
-    ) -> Option<Vec<Halo<'a>>> {
+        along: bool,
+    ) -> Option<Halo<'a>> {
+        if along && !may_pack_along(context, kernel, operand) {
+            return None;
+        }
         let Choice { slices, block, whole_h, whole_w, resident } = choice;
         let geometry = &context.request.geometry;
         let conv = geometry.conv();
@@ -266,7 +271,7 @@ impl<'a> Halo<'a> {
         let parts = operand.parts();
         let limit = (1..=MOST_BLOCKS).contains(&ctas).then(|| SHARED / ctas - RESERVED)?;
         let fixed = FIXED + table_bytes(kernel) + fold.map_or(0, |fold| fold.bytes(kernel));
-        let room = limit.checked_sub(fixed)?;
+        let room = limit.checked_sub(fixed + if along { PACKER_BYTES } else { 0 })?;
         let channel_panels = slice_in.div_ceil(16 / operand.bytes());
         let panels = block * channel_panels;
         let mut fitting = None;
@@ -424,10 +429,11 @@ impl<'a> Halo<'a> {
         };
         let output = output / (lattices[0].step * lattices[1].step) as f64;
         // The first two packs overlap.
-        let launches = if packed { 2 } else { parts_of_batch * 2 + if parts == 2 { 4 } else { 2 } };
+        let scales = if parts == 2 { 2 } else { usize::from(operand.has_scale()) };
+        let launches = if packed { 2 } else { parts_of_batch * 2 + 2 + scales };
         let launches = launches as f64 * LAUNCH;
         let product = busy.max(output) + 0.2 * busy.min(output);
-        let apart = Halo {
+        let plan = Halo {
             operand,
             kernel,
             lattices,
@@ -456,17 +462,16 @@ impl<'a> Halo<'a> {
             shared,
             short,
             fold,
-            along: false,
+            along,
             seconds: product + passed + launches + fill,
         };
-        let input = apart.input(context, batch);
-        let beside = input.beside(context, product, passed);
-        let along = (batch == geometry.batch() && input.may_go_along(context, kernel)).then(|| Halo {
-            along: true,
-            seconds: apart.seconds + beside - passed,
-            ..apart.clone()
-        });
-        Some([Some(apart), along].into_iter().flatten().collect())
+        if !along {
+            return Some(plan);
+        }
+        let input = plan.input(context, batch);
+        let goes = batch == geometry.batch() && input.may_go_along();
+        let seconds = plan.seconds + input.beside(context, product, passed) - passed;
+        goes.then_some(Halo { seconds, ..plan })
     }
 
     /// How so many samples are packed.

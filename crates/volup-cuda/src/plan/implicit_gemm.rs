@@ -252,7 +252,7 @@ impl<'a> ImplicitGemm<'a> {
         let each = |count: usize| count as f64;
         let kind = match operand {
             Operand::Half => 0,
-            Operand::Tf32 => 1,
+            Operand::Tf32 | Operand::Scaled => 1,
             Operand::Split | Operand::Parts => 2,
         };
         let steps = each(entries) / 8.0 / each(depth.stride);

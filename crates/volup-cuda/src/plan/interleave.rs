@@ -29,7 +29,7 @@ const BLOCKS: usize = 6;
 fn rate(operand: Operand) -> f64 {
     let all = match operand {
         Operand::Half => 300e12,
-        Operand::Tf32 => 100e12,
+        Operand::Tf32 | Operand::Scaled => 100e12,
         Operand::Split | Operand::Parts => 60e12,
     };
     all / 132.0
@@ -175,7 +175,7 @@ impl<'a> Interleave<'a> {
 
         // The weight's pack; for the split also the scales, their check, and one more read of the input.
         let (launches, read) = match operand {
-            Operand::Half | Operand::Tf32 => (1.0, 0),
+            Operand::Half | Operand::Tf32 | Operand::Scaled => (1.0, 0),
             Operand::Split | Operand::Parts => (5.0, geometry.input_shape().iter().product::<usize>() * 4),
         };
         let seconds = tiling.seconds + launches * LAUNCH + read as f64 / 3e12;

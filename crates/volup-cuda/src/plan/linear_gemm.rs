@@ -25,7 +25,7 @@ const BANDWIDTH: f64 = 3e12;
 fn rate(operand: Operand) -> f64 {
     let all = match operand {
         Operand::Half => 500e12,
-        Operand::Tf32 => 260e12,
+        Operand::Tf32 | Operand::Scaled => 260e12,
         Operand::Split | Operand::Parts => 150e12,
     };
     all / 132.0

@@ -4,6 +4,9 @@
 use super::{Argument, Buffer, Context, Step, Workspace, epilogue, int, push, size};
 use volup::{DType, MemoryFormat, Precision, Result};
 
+/// Pieces of 16 bytes of the input that its magnitude is judged by, and those that a block looks at.
+const SAMPLES: usize = 1 << 16;
+const SAMPLED: usize = 1024;
 /// The words that the pack leaves for later kernels.
 const CONTROL_WORDS: usize = 8;
 
@@ -18,6 +21,8 @@ pub(super) enum Operand {
     Split,
     /// float32 as two tf32, of any magnitude.
     Parts,
+    /// float32 as one float16, which has as many bits as tf32 and twice its rate, within 2^24 of the largest magnitude.
+    Scaled,
 }
 
 impl Operand {
@@ -36,6 +41,13 @@ impl Operand {
         }
     }
 
+    /// How those of the families that pack panels may be stored.
+    pub(super) fn of_panels(context: Context<'_>) -> Vec<Operand> {
+        let own = Operand::of(context);
+        let scaled = own == Some(Operand::Tf32) && context.classes.is_none() && !context.packed;
+        own.into_iter().chain(scaled.then_some(Operand::Scaled)).collect()
+    }
+
     /// What kernels' names say of it.
     pub(super) fn name(self) -> &'static str {
         match self {
@@ -43,6 +55,7 @@ impl Operand {
             Operand::Tf32 => "tf32",
             Operand::Split => "split",
             Operand::Parts => "parts",
+            Operand::Scaled => "scaled",
         }
     }
 
@@ -55,7 +68,7 @@ impl Operand {
     pub(super) fn kind(self) -> i64 {
         match self {
             Operand::Half => 0,
-            Operand::Tf32 => 1,
+            Operand::Tf32 | Operand::Scaled => 1,
             Operand::Split | Operand::Parts => 3,
         }
     }
@@ -67,15 +80,21 @@ impl Operand {
             Operand::Tf32 => 1,
             Operand::Split => 2,
             Operand::Parts => 3,
+            Operand::Scaled => 5,
         }
     }
 
     /// Bytes of a packed element.
     pub(super) fn bytes(self) -> usize {
         match self {
-            Operand::Half | Operand::Split => 2,
+            Operand::Half | Operand::Split | Operand::Scaled => 2,
             Operand::Tf32 | Operand::Parts => 4,
         }
+    }
+
+    /// Whether it is scaled by powers of two: the weight by one for each channel.
+    pub(super) fn has_scale(self) -> bool {
+        matches!(self, Operand::Split | Operand::Scaled)
     }
 
     /// Parts that a packed tensor has.
@@ -108,6 +127,31 @@ pub(super) fn largest(context: Context<'_>, control: u64, steps: &mut Vec<Step>)
         [tiles.min(8 * context.device.multiprocessors) as u32, 1, 1],
         arguments,
     ));
+    Ok(())
+}
+
+/// Finds what both operands are scaled by that become one float16 each: of a weight's slices the columns, as [`weight_scale`] does,
+/// and of the input a part large enough to tell.
+pub(super) fn half_scale(
+    context: Context<'_>,
+    [slices, columns, inner]: [usize; 3],
+    scale: u64,
+    control: u64,
+    steps: &mut Vec<Step>,
+) -> Result<()> {
+    let conv = context.request.geometry.conv();
+    let (cin, cout, groups) = (conv.in_channels(), conv.out_channels(), conv.groups());
+    let elements: usize = context.request.geometry.input_shape().iter().product();
+    let variant = *context.kernel("half_scale", &[], &[])?;
+    let samples = elements.div_ceil(4).min(SAMPLES);
+    let mut arguments = [Buffer::Input, Buffer::Weight].map(|of| Argument::Pointer(of, 0)).to_vec();
+    arguments.extend([scale, control].map(|at| Argument::Pointer(Buffer::Workspace, at)));
+    arguments.push(Argument::I64(elements as i64));
+    let first = usize::from(context.request.output_format == MemoryFormat::Contiguous);
+    push(&mut arguments, [samples, columns, inner, first, cout / slices, cin / groups, cout / groups])?;
+    push(&mut arguments, [conv.kernel_size().iter().product(), cout])?;
+    let grid = [(cout + samples.div_ceil(SAMPLED)) as u32, 1, 1];
+    steps.push(Step::launch(variant, grid, arguments));
     Ok(())
 }
 

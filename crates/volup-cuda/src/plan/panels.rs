@@ -17,9 +17,11 @@ const PACK_PIECES: [usize; 2] = [256, 2304];
 /// Channels of a block where a kernel has more pieces: what they write together is whole sectors.
 const PACK_CHANNELS: usize = 4;
 
-/// Panels that a lane of `pack_ahead.cuh` has at least, as far as they are shared, among how many lanes at most.
+/// Bytes of shared memory of the warps of `pack_ahead.cuh`, and positions of a unit there.
+pub(super) const PACKER_BYTES: usize = 3 * 8192;
+const VOXELS: usize = 4;
+/// Panels that a lane has at least there, where two or four lanes share a position's.
 const SHARE: usize = 8;
-const SHARES: usize = 4;
 /// The part of the second-level cache that what is packed ahead of the products may take, unless tiles in turn need more: so many
 /// turns of all blocks.
 const AHEAD: usize = 3;
@@ -51,6 +53,19 @@ pub(super) fn tile_rows(kernel: &Variant) -> usize {
 /// Bytes of shared memory of its tables and staging areas.
 pub(super) fn table_bytes(kernel: &Variant) -> usize {
     size(kernel, "WGS") * (16 * size(kernel, "BN") + 4096 * size(kernel, "MI") + 1024)
+}
+
+/// Whether a product by that kernel may pack the input beside its work: all of it, with no slice and no panel's part empty, below
+/// 32-bit counts.
+pub(super) fn may_pack_along(context: Context<'_>, kernel: &Variant, operand: Operand) -> bool {
+    let [_, channels, ..] = context.request.geometry.input_shape();
+    let elements = context.request.geometry.input_shape().iter().product::<usize>();
+    size(kernel, "CTAS") == 1
+        && kernel.param("SHORT").is_none()
+        && operand != Operand::Parts
+        && !context.packed
+        && channels.is_multiple_of(16 / operand.bytes())
+        && elements <= i32::MAX as usize
 }
 
 /// How a weight is packed.
@@ -178,20 +193,9 @@ pub(super) struct InputPanels {
 }
 
 impl InputPanels {
-    /// Whether a product by that kernel may pack it beside its work: whole panels of one slice, below 32-bit counts.
-    pub(super) fn may_go_along(&self, context: Context<'_>, kernel: &Variant) -> bool {
-        let [batch, channels, voxels @ ..] = context.request.geometry.input_shape();
-        let elements = batch * channels * voxels.iter().product::<usize>();
-        let pieces = self.rows * self.panels * self.operand.parts();
-        size(kernel, "CTAS") == 1
-            && kernel.param("SHORT").is_none()
-            && self.operand != Operand::Parts
-            && !context.packed
-            && self.count == batch
-            && self.slices == 1
-            && self.channel_panels * 16 == channels * self.operand.bytes()
-            && self.panels == self.block * self.channel_panels
-            && elements.max(pieces) <= i32::MAX as usize
+    /// Whether it may be packed beside products: whole panels of one slice.
+    pub(super) fn may_go_along(&self) -> bool {
+        self.slices == 1 && self.panels == self.block * self.channel_panels
     }
 
     /// The seconds that it is expected to take beside products that take so long, where it takes so long by itself.
@@ -209,11 +213,19 @@ impl InputPanels {
 
     /// Units of a line, lines before the first, units of a piece as a power of two, and pieces, as `pack_ahead.cuh` has them.
     fn pieces(&self) -> [usize; 4] {
-        let voxels = if self.operand == Operand::Split { 2 } else { 4 };
         let [.., pitch] = self.pitches;
-        let (units, before) = ((pitch * self.block).div_ceil(voxels), self.lead.div_ceil(pitch));
+        let (units, before) = ((pitch * self.block).div_ceil(VOXELS), self.lead.div_ceil(pitch));
         let lines = before + self.rows.saturating_sub(self.lead).div_ceil(pitch);
-        let shift = 5 - (self.channel_panels / SHARE).clamp(1, SHARES).ilog2() as usize;
+        let fits = |shares: usize| {
+            self.channel_panels.is_multiple_of(shares) && self.channel_panels >= SHARE * shares
+        };
+        let shift = if fits(4) {
+            3
+        } else if fits(2) {
+            4
+        } else {
+            5
+        };
         [units, before, shift, (lines * units).div_ceil(1 << shift)]
     }
 

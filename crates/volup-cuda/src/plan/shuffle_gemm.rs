@@ -236,7 +236,7 @@ impl<'a> ShuffleGemm<'a> {
         let turns = (blocks.div_ceil(processors * ctas) * items.div_ceil(groups)) as f64;
         let [step, stage, write] = INSTRUCTIONS[match operand {
             Operand::Half => 0,
-            Operand::Tf32 => 1,
+            Operand::Tf32 | Operand::Scaled => 1,
             Operand::Split | Operand::Parts => 2,
         }];
         let scattered = |run: usize| !(run * bytes).is_multiple_of(16);

@@ -152,7 +152,7 @@ impl<'a> ShuffleWgmma<'a> {
         let grid = (row_blocks * blocks) as f64;
         let kind = match operand {
             Operand::Half => 0,
-            Operand::Tf32 => 1,
+            Operand::Tf32 | Operand::Scaled => 1,
             Operand::Split | Operand::Parts => 2,
         };
         let apart = if run(geometry, false).is_multiple_of(16 / bytes) { 1.0 } else { APART };

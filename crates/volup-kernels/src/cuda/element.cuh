@@ -1,5 +1,5 @@
 // Elements of tensors and of operands, by `KIND` (0: f16 or bf16, with TYPE_F16 or TYPE_BF16; 1: float32 rounded to
-// tf32; 2: float32 as two fp16; 3: float32 as two tf32; 4: float64, which no operand is made of).
+// tf32; 2: float32 as two fp16; 3: float32 as two tf32; 4: float64, which no operand is made of; 5: float32 as one fp16).
 
 #pragma once
 
@@ -27,13 +27,15 @@ using Element = Bfloat;
 using Element = double;
 #else
 using Element = float;
-#if KIND == 2
+#if KIND == 2 || KIND == 5
 #define OPERAND "f16"
 #else
 #define OPERAND "tf32"
 #endif
 #endif
 
+/// Whether operands are float32 scaled by powers of two to what fp16 has.
+#define SCALED (KIND == 2 || KIND == 5)
 /// Parts of an operand, and elements of 16 bytes of it.
 constexpr int PARTS = KIND == 2 || KIND == 3 ? 2 : 1;
 constexpr int E = KIND == 4 ? 2 : KIND == 1 || KIND == 3 ? 4 : 8;

@@ -41,7 +41,7 @@
 //
 // Parameters, in order:
 //
-// 1. `a`, `b`, `bias`, `y`.
+// 1. `a`, `b`; for fp16 of float32 `scale_w` (2^-ew of each of slices*blocks*BN/RW channels); `bias`, `y`.
 // 2. i32: `rows`, `voxels` (of all samples), `a_rows`, `pd`, `ph`, `pw` (positions), `in_d`, `in_h`, `in_w` (voxels), `back_d`,
 //    `back_h`, `back_w` (voxels along an axis from a tap of a residue to the next).
 // 3. Of depth: `kernel`, `stride`, `dilation`, `step`, `inverse`, `padding`, `out`; the same of height and width.
@@ -200,7 +200,11 @@ __device__ __forceinline__ int tile_of(int round, int by_work) {
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
-    const char *a, const char *b, const Element *bias, Element *y, int rows, int voxels, int a_rows, int pd, int ph, int pw, int in_d,
+    const char *a, const char *b,
+#if SCALED
+    const float *scale_w,
+#endif
+    const Element *bias, Element *y, int rows, int voxels, int a_rows, int pd, int ph, int pw, int in_d,
     int in_h, int in_w, int back_d, int back_h, int back_w, int d_kernel, int d_stride, int d_dilation, int d_step, int d_inverse,
     int d_padding, int d_out, int h_kernel, int h_stride, int h_dilation, int h_step, int h_inverse, int h_padding, int h_out, int w_kernel,
     int w_stride, int w_dilation, int w_step, int w_inverse, int w_padding, int w_out, int chunks, int slices, int blocks, int channels, int y_n,
@@ -275,7 +279,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
         if (threadIdx.x >= CONSUMERS + 32) {
             // The launch before, the weight's pack, has written nothing that this needs.
-            if (ahead > 0) packed.pack({by->x_line, by->x_plane, by->x_sample, by->units});
+            if (ahead > 0) packed.pack({by->x_line, by->x_plane, by->x_sample, by->units}, memory + (ring_b - shared(memory)) + b_stages * UNIT);
             return;
         }
         // The producer: one warp.
@@ -341,6 +345,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
     const int thread = threadIdx.x % 128, lane = threadIdx.x % 32;
     int *column_at = (int *)(tables + warpgroup * 16 * BN), *column_rr = column_at + BN;
     float *column_bias = (float *)(column_rr + BN);
+    [[maybe_unused]] float *column_scale = column_bias + BN;
     float *staged = (float *)(tables + WGS * 16 * BN) + threadIdx.x / 32 * STAGING;
     // The rows of zeros, and the panel that this lane names for `ldmatrix`.
     const unsigned zero = shared(zeros), panel = lane / 16 * panel_bytes;
@@ -480,23 +485,39 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
         const int slice = t.column_block / blocks, channel0 = (t.column_block - slice * blocks) * CHANNELS;
         if (FORGETS || t.column_block != known) {
             known = t.column_block;
+#if SCALED
+            const float scale_x = power(-input_exponent(control));
+#endif
             asm volatile("bar.sync %0, 128;" ::"r"(warpgroup + 1) : "memory");
             for (int column = thread; column < BN; column += 128) {
                 const int of_slice = channel0 + column % CHANNELS, channel = slice * channels + of_slice;
                 column_at[column] = channel * y_c;
                 column_rr[column] = of_slice < channels ? 0 : NOWHERE;
                 column_bias[column] = of_slice < channels && has_bias ? widen(bias[channel]) : 0.0f;
+#if SCALED
+                column_scale[column] = scale_x * scale_w[t.column_block * CHANNELS + column % CHANNELS];
+#endif
             }
             asm volatile("bar.sync %0, 128;" ::"r"(warpgroup + 1) : "memory");
         }
-        if (has_bias) {
+        // What is always so, but not for the compiler: without a branch it spills.
+        if (SCALED ? rows > 0 : has_bias) {
 #pragma unroll
             for (int j = 0; j < REGISTERS; j += 4) {
                 const float2 add = *(const float2 *)&column_bias[2 * j + lane % 4 * 2];
+#if SCALED
+                const float2 by_column = *(const float2 *)&column_scale[2 * j + lane % 4 * 2];
+#endif
 #pragma unroll
                 for (int i = 0; i < RH * MI; i++)
 #pragma unroll
-                    for (int e = 0; e < 4; e++) sum[i / MI][i % MI][j + e] += e % 2 ? add.y : add.x;
+                    for (int e = 0; e < 4; e++) {
+                        float &v = sum[i / MI][i % MI][j + e];
+#if SCALED
+                        v *= e % 2 ? by_column.y : by_column.x;
+#endif
+                        v += e % 2 ? add.y : add.x;
+                    }
             }
         }
 #pragma unroll

@@ -33,8 +33,8 @@ constexpr bool GATHERS = MI == 2;
 #else
 constexpr bool GATHERS = false;
 #endif
-constexpr int CONSUMER_REGISTERS = WGS == 4 ? 104 : WGS == 3 ? (KIND == 3 ? 152 : 144) : GATHERS ? 224 : 208;
-constexpr int PRODUCER_REGISTERS = WGS == 4 ? 64 : WGS == 3 ? (KIND == 3 ? 56 : 80) : GATHERS ? 56 : 88;
+constexpr int CONSUMER_REGISTERS = WGS == 4 ? (KIND == 2 ? 96 : 104) : WGS == 3 ? (KIND == 3 ? 152 : 144) : GATHERS ? 224 : 208;
+constexpr int PRODUCER_REGISTERS = WGS == 4 ? (KIND == 2 ? 96 : 64) : WGS == 3 ? (KIND == 3 ? 56 : 80) : GATHERS ? 56 : 88;
 /// Rows of a warp: neighbours. Columns that it stages at a time, and floats from one to the next, such that no two
 /// lanes that write meet in a bank.
 constexpr int ROWS = 16 * MI, PIECE = 16, COLUMN_PITCH = ROWS + 4, STAGING = PIECE * COLUMN_PITCH;

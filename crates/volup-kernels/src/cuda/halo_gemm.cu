@@ -54,7 +54,8 @@
 //
 // As in `linear_gemm`: `KIND` 0, f16 or bf16; 1, float32 rounded to tf32; 2, float32 as two fp16, whose
 // products of high parts are added to float32 registers every `promote` units of B; 3, float32 as two tf32, whose
-// products all are: half as fast, and for magnitudes of any range beside each other.
+// products all are: half as fast, and for magnitudes of any range beside each other; 5, float32 as one fp16: as many bits as tf32, at
+// twice its rate, of the range that `operand.cuh` names.
 //
 // # What it takes
 //
@@ -71,7 +72,7 @@
 //
 // Parameters, in order:
 //
-// 1. `a`, `b`, `control`; for the split `scale_w` (2^-ew of each of slices*blocks*BN columns);
+// 1. `a`, `b`, `control`; for fp16 of float32 `scale_w` (2^-ew of each of slices*blocks*BN columns);
 //    `bias`, `y`.
 // 2. i32: `rows`, `a_rows`, `lead`, `pd`, `ph`, `pw` (rows of a line).
 // 3. Of depth: `kernel`, `stride`, `dilation`, `step`, `inverse`, `first`, `shift`, `out`; the same of height;
@@ -129,7 +130,7 @@
 
 extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
     const char *a, const char *b, unsigned *control,
-#if KIND == 2
+#if SCALED
     const float *scale_w,
 #endif
     const Element *bias, Element *y, int rows, int a_rows, int lead, int pd, int ph, int pw, int d_kernel, int d_stride, int d_dilation,
@@ -208,7 +209,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
         lacking[chunk] = (line / classes_h >= full_d) | (line % classes_h >= full_h) << 1 | (j - line * classes_w >= full_w) << 2;
     }
 #endif
-    const int back_d = d_dilation / (d_stride / d_step), back_h = h_dilation / (h_stride / h_step) * pw;
+    const int back_h = h_dilation / (h_stride / h_step) * pw;
     __syncthreads();
     if (BY_WORK) {
         // Those with most taps first.
@@ -228,7 +229,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
         if (threadIdx.x >= CONSUMERS + 32) {
 #if PACKS_AHEAD
             // The launch before, the weight's pack, has written nothing that this needs.
-            if (ahead > 0) packed.pack({by->line, by->height, by->depth, by->units});
+            if (ahead > 0) packed.pack({by->line, by->height, by->depth, by->units}, memory + (ring_b - shared(memory)) + b_stages * unit_bytes);
 #endif
             return;
         }
@@ -248,10 +249,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
         }
 #pragma unroll 1
         for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-            const Tile t(s, *by, phases, back_d, tile);
+            const Tile t(s, *by, phases, tile);
             const int slice = t.column_block / blocks;
 #if PACKS_AHEAD
-            const int of_row0 = t.row0 + t.phase.rows, behind = (t.phase.nd - 1) * back_d * ph * pw + (t.phase.nh - 1) * back_h;
+            const int of_row0 = t.row0 + t.phase.rows, behind = (t.phase.nd - 1) * t.phase.back_d * ph * pw + (t.phase.nh - 1) * back_h;
             packed.await(of_row0 - behind, of_row0 + BM - 1 + (w_steps - 1) * w_step, {by->line, by->height, by->depth, by->units});
 #endif
 #pragma unroll 1
@@ -269,7 +270,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
                             barrier_expect(full_a + 8 * at_a, PARTS * chunk_panels * length * 16);
                         }
                         __syncwarp();
-                        const char *from = a + 16ll * (t.row0 + t.phase.rows - ad * back_d * ph * pw - last * back_h) + (long long)(slice * chunks + chunk) * chunk_panels * a_panel;
+                        const char *from = a + 16ll * (t.row0 + t.phase.rows - ad * t.phase.back_d * ph * pw - last * back_h) + (long long)(slice * chunks + chunk) * chunk_panels * a_panel;
 #pragma unroll 1
                         for (int p = lane; p < PARTS * chunk_panels; p += 32) {
                             const int part = p / chunk_panels, panel = p - part * chunk_panels;
@@ -323,7 +324,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
 #endif
 
     for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-        const Tile t(s, *by, phases, back_d, tile);
+        const Tile t(s, *by, phases, tile);
         float sum[MI][REGISTERS];
 #if KIND == 2
         float cross[MI][REGISTERS];
@@ -441,13 +442,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
         const int slice = t.column_block / blocks, column0 = (t.column_block - slice * blocks) * COLUMNS;
         if (t.column_block != known) {
             known = t.column_block;
+#if SCALED
+            const float scale_x = power(-input_exponent(control));
+#endif
             asm volatile("bar.sync %0, 128;" ::"r"(warpgroup + 1) : "memory");
 #ifdef TAPS
             for (int column = thread; column < BN; column += 128) {
                 const int channel = column0 / outputs + column % CHANNELS;
                 column_bias[column] = channel < channels && has_bias ? widen(bias[slice * channels + channel]) : 0.0f;
-#if KIND == 2
-                column_scale[column] = scale_w[t.column_block * CHANNELS + column % CHANNELS];
+#if SCALED
+                column_scale[column] = scale_x * scale_w[t.column_block * CHANNELS + column % CHANNELS];
 #endif
             }
 #endif
@@ -462,19 +466,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
                 column_rr[thread] = here ? rr : NOWHERE;
 #ifndef TAPS
                 column_bias[thread] = here && has_bias ? widen(bias[channel]) : 0.0f;
-#if KIND == 2
-                column_scale[thread] = scale_w[t.column_block * BN + thread];
+#if SCALED
+                column_scale[thread] = scale_x * scale_w[t.column_block * BN + thread];
 #endif
 #endif
             }
             asm volatile("bar.sync %0, 128;" ::"r"(warpgroup + 1) : "memory");
         }
         // Scale, bias and straight activations in registers; what is not there costs nothing.
-#if KIND == 2
-        const float sx = power(-exponent(control[0]));
-#endif
 #ifdef TAPS
-#if KIND == 2
+#if SCALED
         // Taps of a channel have its scale.
 #pragma unroll
         for (int j = 0; j < REGISTERS; j += 4) {
@@ -482,17 +483,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
 #pragma unroll
             for (int i = 0; i < MI; i++)
 #pragma unroll
-                for (int e = 0; e < 4; e++) sum[i][j + e] = sum[i][j + e] * sx * (e % 2 ? sw.y : sw.x);
+                for (int e = 0; e < 4; e++) sum[i][j + e] *= e % 2 ? sw.y : sw.x;
         }
 #endif
         fold(sum, turn);
         turn ^= 1;
 #endif
-        if ((KIND == 2 && !FIRST_SUM) || has_bias) {
+        // What is always so, but not for the compiler: without a branch it spills.
+        if (SCALED && !FIRST_SUM ? rows > 0 : has_bias) {
 #pragma unroll
             for (int j = FIRST_SUM; j < REGISTERS; j += 4) {
                 const float2 add = *(const float2 *)&column_bias[2 * j + lane % 4 * 2];
-#if KIND == 2 && !defined(TAPS)
+#if SCALED && !defined(TAPS)
                 const float2 sw = *(const float2 *)&column_scale[2 * j + lane % 4 * 2];
 #endif
 #pragma unroll
@@ -500,8 +502,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
 #pragma unroll
                     for (int e = 0; e < 4; e++) {
                         float &v = sum[i][j + e];
-#if KIND == 2 && !defined(TAPS)
-                        v = v * sx * (e % 2 ? sw.y : sw.x);
+#if SCALED && !defined(TAPS)
+                        v *= e % 2 ? sw.y : sw.x;
 #endif
                         v += e % 2 ? add.y : add.x;
                     }

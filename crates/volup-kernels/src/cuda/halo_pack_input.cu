@@ -4,8 +4,8 @@
 // `height`, `width`, `slices`, `slice_in`, `panels` (of a slice: chunks*chunk_panels), `channel_panels`,
 // `x_n`, `x_c`, `x_d`, `x_h`, `x_w`, `lanes`. Threads: 256; `lanes` of them (1, 2, 4 or 8) share a row.
 // `x_c` = 1 is read by vectors of channels, `x_w` = 1 by vectors of a row's positions, where sizes and addresses
-// allow. Grid: (ceil(a_rows / (256/lanes)), 1). Control words as in `pack`; the split reads word 0, which
-// `pack_largest` has filled. It may be launched so that it starts while `halo_pack_weight` still runs, and does not
+// allow. Grid: (ceil(a_rows / (256/lanes)), 1). Control words as in `pack`; two fp16 read word 0, which `pack_largest` has filled,
+// one reads word 4, which `half_scale` has. It may be launched so that it starts while `halo_pack_weight` still runs, and does not
 // end before that.
 
 #include "divisor.cuh"
@@ -148,8 +148,8 @@ extern "C" __global__ void __launch_bounds__(256, 4) halo_pack_input(
     const int local = dense ? threadIdx.x / lanes : threadIdx.x % block_rows;
     const int row = blockIdx.x * block_rows + local, position = max(row - lead, 0);
     float scale = 1.0f;
-#if KIND == 2
-    scale = power(exponent(control[0]));
+#if SCALED
+    scale = power(input_exponent(control));
 #endif
     __syncthreads();
     const int line = by[0].divide(position), iw = (position - line * pw) * block, plane = by[1].divide(line), ih = line - plane * ph;
@@ -162,13 +162,13 @@ extern "C" __global__ void __launch_bounds__(256, 4) halo_pack_input(
     const bool positions = x_w == 1 && width % block == 0 && (unsigned long long)x % (block * sizeof(Element)) == 0;
     const bool whole = slices == 1 && slice_in % E == 0;
     // Of few pieces half of the lanes would read nothing.
-    const bool together = KIND != 2 && channels && lanes == 1 && slice_in % E == 0 && slices * channel_panels > 4;
-    [[maybe_unused]] __shared__ uint4 staged[KIND == 2 ? 1 : 256 * 8];
-    // For the split a position is coarse if all its channels lie below 2^-26 of the largest, but not all at zero.
-    [[maybe_unused]] __shared__ unsigned largest_of[KIND == 2 ? 256 : 1];
+    const bool together = !SCALED && channels && lanes == 1 && slice_in % E == 0 && slices * channel_panels > 4;
+    [[maybe_unused]] __shared__ uint4 staged[SCALED ? 1 : 256 * 8];
+    // What is scaled has largest magnitudes of positions.
+    [[maybe_unused]] __shared__ unsigned largest_of[SCALED ? 256 : 1];
     unsigned most = 0;
     [[maybe_unused]] unsigned coarse_ones = 0;
-    if (KIND != 2 && positions && row < a_rows && (block == 2 || block == 4)) {
+    if (!SCALED && positions && row < a_rows && (block == 2 || block == 4)) {
         const bool at = here && iw < width;
         if (whole)
             most = block == 2 ? share.pack<2, true>(from, row, 0, at, 0) : share.pack<4, true>(from, row, 0, at, 0);
@@ -183,18 +183,18 @@ extern "C" __global__ void __launch_bounds__(256, 4) halo_pack_input(
         for (int parity = 0; parity < block; parity++) {
             const bool at = here && iw + parity < width;
             // The split's is of a position, others' of all.
-            if (KIND == 2) most = 0;
+            if (SCALED) most = 0;
             if (row < a_rows)
                 most = channels ? share.pack_channels(from + parity * x_w, row, parity, at, most)
                        : whole  ? share.pack<1, true>(from + parity * x_w, row, parity, at, most)
                                 : share.pack<1, false>(from + parity * x_w, row, parity, at, most);
-#if KIND == 2
+#if SCALED
             largest_of[threadIdx.x] = most;
             __syncthreads();
             bool coarse = false;
             if (lane == 0) {
                 for (int l = 1; l < lanes; l++) most = max(most, largest_of[dense ? local * lanes + l : l * block_rows + local]);
-                coarse = most > 0 && __uint_as_float(most) * scale < 0.000244140625f;
+                coarse = is_coarse(most, scale);
             }
             coarse_ones += __syncthreads_count(coarse);
 #endif
@@ -208,7 +208,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) halo_pack_input(
             for (int part = 0; part < PARTS; part++)
                 out[((long long)(part * slices + slice) * panels + panel) * a_rows + row] = make_uint4(0, 0, 0, 0);
         }
-#if KIND == 2
+#if SCALED
     if (threadIdx.x == 0 && coarse_ones) atomicAdd(&control[2], coarse_ones);
 #else
     raise(&control[0], as_float32(Element{}, largest(Element{}, most)));

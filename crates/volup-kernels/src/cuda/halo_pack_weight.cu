@@ -5,7 +5,7 @@
 // 16 bytes, and writes what B has of them from there: w is read, and its elements become operands, once a panel, and
 // neighbouring threads read neighbouring taps, but write neighbouring columns.
 //
-// Parameters: `w`, `out`, then for the split `scale_w` of `pack_weight_scale`, else `control`; i32:
+// Parameters: `w`, `out`, then for fp16 of float32 `scale_w` of `pack_weight_scale` or `half_scale`, else `control`; i32:
 // `run`, `lines`, `line_runs` (as many as hold all of `d_kernel*h_kernel`), `pitch` (pieces from a channel to the next in
 // shared memory, at least `lines*w_kernel`), `each` (columns of a channel, those past a slice's last counted in: `outputs` if `channels_first`, else as many as fill the
 // blocks; or `taps`), `chunk_panels`, `chunks`, `columns` (BN), `blocks`, `channels`, `slice_in`, `in_per_group`,
@@ -23,7 +23,7 @@ constexpr int AHEAD = 2;
 
 extern "C" __global__ void __launch_bounds__(256, 4) halo_pack_weight(
     const Element *w, uint4 *out,
-#if KIND == 2
+#if SCALED
     const float *scale_w,
 #else
     unsigned *control,
@@ -76,7 +76,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) halo_pack_weight(
             const int at = first + i * 256, in_run = by[SPAN].divide(at);
             if (at >= count) break;
             float scale = 1.0f;
-#if KIND == 2
+#if SCALED
             // A power of two: exact.
             if (in_run < there) scale = 1.0f / scale_w[slice * blocks * of_tap + (channel0 + in_run) * (together ? outputs : 1)];
 #endif
@@ -87,13 +87,13 @@ extern "C" __global__ void __launch_bounds__(256, 4) halo_pack_weight(
             if (PARTS == 2) to[run * pitch] = low;
         }
     }
-#if KIND != 2
+#if !SCALED
     __shared__ unsigned largest_of[8];
     most = __reduce_max_sync(0xffffffffu, largest(Element{}, most));
     if (threadIdx.x % 32 == 0) largest_of[threadIdx.x / 32] = most;
 #endif
     __syncthreads();
-#if KIND != 2
+#if !SCALED
     // Once a block, and nobody waits for it.
     if (threadIdx.x < 8) {
         most = __reduce_max_sync(0xffu, largest_of[threadIdx.x]);

@@ -37,8 +37,8 @@ struct Sizes {
 /// One pair of residues along depth and height.
 struct Phase {
     int rd, rh, td, th, nd, nh;
-    /// Rows from a tile's first to the one that its first taps read; planes likewise.
-    int rows, planes;
+    /// Rows from a tile's first to the one that its first taps read; planes likewise. Planes from a tap along depth to the next.
+    int rows, planes, back_d;
 
     __device__ Phase(const Sizes &s, int phase) {
         rd = phase / s.h.stride;
@@ -50,18 +50,19 @@ struct Phase {
         if (nd == 0 || nh == 0) nd = nh = 0;
         const int md = (td * s.d.dilation - rd) / s.d.stride, mh = (th * s.h.dilation - rh) / s.h.stride;
         planes = s.d.first - md;
+        back_d = s.d.dilation / (s.d.stride / s.d.step);
         rows = s.lead + (planes * s.ph + s.h.first - mh) * s.pw + s.w_low;
     }
 };
 
 /// A tile: rows of one phase by a block of columns.
 struct Tile {
-    int row0, column_block, plane0, plane1, pd, d_input, back_d;
+    int row0, column_block, plane0, plane1, pd, d_input;
     const Phase &phase;
     const Divisor &depth;
 
-    __device__ __forceinline__ Tile(const Sizes &s, const Divisors &by, const Phase *phases, int back_d, int tile)
-        : pd(s.pd), d_input(s.d_input), back_d(back_d), phase(phases[turned(s, by, tile)]), depth(by.depth) {
+    __device__ __forceinline__ Tile(const Sizes &s, const Divisors &by, const Phase *phases, int tile)
+        : pd(s.pd), d_input(s.d_input), phase(phases[turned(s, by, tile)]), depth(by.depth) {
         const int rest = by.all.divide(tile);
         column_block = tile - rest * by.all.by;
         row0 = by.phases.divide(rest) * s.advance;
@@ -83,7 +84,7 @@ struct Tile {
 
     /// Whether a tap along depth reads nothing but gaps.
     __device__ __forceinline__ bool skipped(int ad) const {
-        const int first = plane0 - ad * back_d, last = plane1 - ad * back_d;
+        const int first = plane0 - ad * phase.back_d, last = plane1 - ad * phase.back_d;
         return last - first <= 1 && gap(first) && gap(last);
     }
 };

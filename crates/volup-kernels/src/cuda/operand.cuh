@@ -22,7 +22,22 @@ __device__ __forceinline__ void part_tf32(unsigned &high, unsigned &low) {
 /// The exponent that brings a magnitude, given as bits, to [2^14, 2^15), within what float32 can scale by.
 __device__ __forceinline__ int exponent(unsigned bits) { return min(141 - (int)(bits >> 23), 120); }
 
+/// The exponent that the input is scaled by, from its control words. One fp16 has as many bits as tf32, but not its range: the
+/// largest of some of the input's magnitudes, which `half_scale` has found, goes to [2^10, 2^11), and all may be 32 times as large.
+__device__ __forceinline__ int input_exponent(const unsigned *control) {
+    if (KIND == 2) return exponent(control[0]);
+    const unsigned some = control[4];
+    return some ? min(137 - (int)(some >> 23), 120) : 0;
+}
+
 __device__ __forceinline__ float power(int e) { return __uint_as_float((unsigned)(e + 127) << 23); }
+
+/// Whether a position of the input, of its channels' largest magnitude, is left to the definition. Two fp16 are too coarse for what
+/// lies below 2^-26 of the largest of all, but is not zero; one is for less than its least normal number, and ends at 65520.
+__device__ __forceinline__ bool is_coarse(unsigned most, float scale) {
+    const float scaled = __uint_as_float(most) * scale;
+    return most > 0 && (KIND == 2 ? scaled < 0.000244140625f : !(scaled >= 0.00006103515625f && scaled < 65520.0f));
+}
 
 /// The largest of a warp's magnitudes, into a control word.
 __device__ __forceinline__ void raise(unsigned *word, unsigned most) {
@@ -58,6 +73,9 @@ __device__ __forceinline__ uint4 operand(const Element (&v)[E], float scale, uin
     return *(const uint4 *)v;
 #elif KIND == 1
     return make_uint4(round_tf32(v[0]), round_tf32(v[1]), round_tf32(v[2]), round_tf32(v[3]));
+#elif KIND == 5
+    return make_uint4(narrow_both(v[0] * scale, v[1] * scale, Half{}), narrow_both(v[2] * scale, v[3] * scale, Half{}),
+                      narrow_both(v[4] * scale, v[5] * scale, Half{}), narrow_both(v[6] * scale, v[7] * scale, Half{}));
 #elif KIND == 3
     const uint4 high = make_uint4(round_tf32(v[0]), round_tf32(v[1]), round_tf32(v[2]), round_tf32(v[3]));
     *low = make_uint4(round_tf32(v[0] - __uint_as_float(high.x)), round_tf32(v[1] - __uint_as_float(high.y)),

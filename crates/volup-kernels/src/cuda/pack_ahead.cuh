@@ -5,24 +5,26 @@
 // block packs so far ahead of the products that what they read is still in the second-level cache: the first piece that
 // nobody has packed is never too far ahead for the warp that has it, as whoever waits has asked for that one or a later one.
 //
-// A line of rows is cut into units of VOXELS positions; 2^`shift` of them are a piece, at most 32, so that each has as many lanes
+// A line of rows is cut into units of VOXELS positions; 2^`shift` of them are a piece, 8, 16 or 32, so that each has as many lanes
 // of a warp, which share its panels: the first products wait for whole pieces. There are as many lines before the first position as
-// `lead` rows take.
+// `lead` rows take. What is read goes to shared memory, so that more is under way than there are registers for, and neighbouring lanes
+// write neighbouring rows of what was read along x.
 //
 // The input has one slice, whose channels fill its panels, and these its chunks. It and its pack have fewer elements and
 // pieces of 16 bytes than 2^31.
 
 #pragma once
 
+#include "copy_async.cuh"
 #include "divisor.cuh"
 #include "hopper.cuh"
 #include "operand.cuh"
+#include "warp_meet.cuh"
 
-/// Neighbours of a line that are read at once.
-constexpr int VOXELS = KIND == 2 ? 2 : 4;
-struct alignas(VOXELS * sizeof(Element)) Voxels {
-    unsigned words[VOXELS * sizeof(Element) / 4];
-};
+/// Neighbours of a line that are a unit.
+constexpr int VOXELS = 4;
+/// The warps that pack, the bytes of shared memory of one, and in how many parts they bring x there one after the other.
+constexpr int PACKERS = 3, PACKER_BYTES = 8192, ROUND = 32 * VOXELS * E * sizeof(Element), ROUNDS = PACKER_BYTES / ROUND;
 
 /// What lines, planes and samples of rows, and lines of units, are counted by.
 struct PackDivisors {
@@ -39,18 +41,21 @@ struct PackAhead {
     /// Lines before the first, pieces, and how many of them the pack may be ahead of the products; 0 if there is nothing to pack.
     int before, shift, pieces, ahead;
 
-    __device__ __forceinline__ int *next() const { return (int *)control + 8; }
-    __device__ __forceinline__ static unsigned *reached(unsigned *control) { return control + 9; }
-    __device__ __forceinline__ volatile unsigned *flags() const { return control + 10; }
+    // Their addresses are made anew: there are no registers to hold them in.
+    __device__ __forceinline__ int *next() const { return (int *)words() + 8; }
+    __device__ __forceinline__ unsigned *reached() const { return words() + 9; }
+    __device__ __forceinline__ volatile unsigned *flags() const { return words() + 10; }
+    __device__ __forceinline__ unsigned *words() const {
+        unsigned *here = control;
+        asm volatile("" : "+l"(here));
+        return here;
+    }
 
     /// Waits, as a warp, until rows are packed that copies are to read, and lets packs go on from there.
     __device__ __forceinline__ void await(int first, int last, const PackDivisors &by) const {
         if (ahead == 0) return;
         const int end = piece_of(min(last, a_rows - 1), by);
-        // Its address is made anew: producers have no registers to hold it in.
-        unsigned *words = control;
-        asm volatile("" : "+l"(words));
-        if (threadIdx.x % 32 == 0) atomicMax(reached(words), end);
+        if (threadIdx.x % 32 == 0) atomicMax(reached(), end);
 #pragma unroll 1
         for (int piece = piece_of(max(first, 0), by) + threadIdx.x % 32; piece <= end; piece += 32)
             while (flags()[piece] == 0) __nanosleep(32);
@@ -61,50 +66,35 @@ struct PackAhead {
 
     /// Products ask for nothing more: what is left may be packed.
     __device__ __forceinline__ void finish() const {
-        if (ahead > 0 && threadIdx.x % 32 == 0) atomicMax(reached(control), pieces);
+        if (ahead > 0 && threadIdx.x % 32 == 0) atomicMax(reached(), pieces);
     }
 
-    /// A warp's share.
-    __device__ __forceinline__ void pack(const PackDivisors &by) const {
-        const int lane = threadIdx.x % 32;
-        const float scale = KIND == 2 ? power(exponent(control[0])) : 1.0f;
-        const unsigned apart = x_n | x_c | x_d | x_h;
-        const bool vectors = x_w == 1 && (width | apart) % VOXELS == 0 && (unsigned long long)x % sizeof(Voxels) == 0;
-        const bool last = x_c == 1 && ((unsigned long long)x | (x_n | x_d | x_h | x_w) * sizeof(Element)) % 16 == 0;
-        unsigned most = 0, coarse = 0;
-        int piece = take(lane);
+    /// A warp's share, in the shared memory of all that pack.
+    __device__ __forceinline__ void pack(const PackDivisors &by, char *rings) const {
+        const float scale = SCALED ? power(input_exponent(control)) : 1.0f;
+        unsigned most = 0;
+        int piece = take();
 #pragma unroll 1
         while (piece < pieces) {
-            while (piece - (int)*(volatile unsigned *)reached(control) > ahead) __nanosleep(256);
-#pragma unroll 1
-            for (int i = lane; i < (vectors ? 32 : VOXELS << shift); i += 32) {
-                const int unit = (piece << shift) + (vectors ? i & ((1 << shift) - 1) : i / VOXELS), of_all = by.units.divide(unit), line = of_all - before;
-                const int at = (unit - of_all * by.units.by) * VOXELS + (vectors ? 0 : i % VOXELS);
-                const int plane = by.plane.divide(max(line, 0)), sample = by.sample.divide(plane);
-                const int h = line - plane * by.plane.by, d = plane - sample * by.sample.by;
-                const bool here = line >= 0 && sample < n && d < depth && h < height && at < width;
-                const int from = here ? sample * x_n + d * x_d + h * x_h + at * x_w : 0, row0 = lead + line * by.line.by;
-                if (!vectors)
-                    position(from, place(row0, at, by.line.by), here, last, scale, most, coarse);
-                else if (block >= VOXELS)
-                    unit_of<0>(from, row0, at, by.line.by, here, scale, most, coarse);
-                else if (block == 1)
-                    unit_of<1>(from, row0, at, by.line.by, here, scale, most, coarse);
-                else
-                    unit_of<VOXELS / 2>(from, row0, at, by.line.by, here, scale, most, coarse);
-            }
-            __syncwarp();
-            if (lane == 0) {
+            while (piece - (int)*(volatile unsigned *)reached() > ahead) __nanosleep(256);
+            // What follows from these would be held in registers from piece to piece.
+            PackAhead anew = *this;
+            asm volatile("" : "+r"(anew.shift), "+r"(anew.panels), "+r"(anew.x_c), "+r"(anew.x_w));
+            char *const ring = rings + (own_thread() / 32 % 4 - 1) * PACKER_BYTES;
+            const unsigned apart = x_n | anew.x_c | x_d | x_h;
+            if (anew.x_w == 1 && (width | apart) % VOXELS == 0 && (unsigned long long)x % (VOXELS * sizeof(Element)) == 0)
+                anew.by_units(by, piece, ring, scale, most);
+            else if (anew.x_c == 1 && ((unsigned long long)x | (x_n | x_d | x_h | anew.x_w) * sizeof(Element)) % 16 == 0)
+                anew.by_positions<true>(by, piece, ring, scale, most);
+            else
+                anew.by_positions<false>(by, piece, ring, scale, most);
+            if (threadIdx.x % 32 == 0) {
                 __threadfence();
                 flags()[piece] = 1;
             }
-            piece = take(lane);
+            piece = take();
         }
-        if (KIND == 2) {
-            if (coarse > 0) atomicAdd(&control[2], coarse);
-        } else {
-            raise(&control[0], as_float32(Element{}, largest(Element{}, most)));
-        }
+        if (!SCALED) raise(&control[0], as_float32(Element{}, largest(Element{}, most)));
     }
 
 private:
@@ -115,15 +105,10 @@ private:
     }
 
     /// A piece, as the first lane sees it.
-    __device__ __forceinline__ int take(int lane) const {
+    __device__ __forceinline__ int take() const {
         int piece = 0;
-        if (lane == 0) piece = atomicAdd(next(), 1);
+        if (threadIdx.x % 32 == 0) piece = atomicAdd(next(), 1);
         return __shfl_sync(0xffffffffu, piece, 0);
-    }
-
-    /// A position is coarse if all its channels lie below 2^-26 of the largest, but not all at zero.
-    __device__ __forceinline__ static unsigned is_coarse(unsigned most, float scale) {
-        return most > 0 && __uint_as_float(most) * scale < 0.000244140625f;
     }
 
     /// Where 16 bytes of a position of a line lie, of its first panel; negative if it has no row.
@@ -132,133 +117,170 @@ private:
         return jb < pitch && row >= 0 && row < a_rows ? (at & (block - 1)) * (panels / block) * a_rows + row : -1;
     }
 
-    /// A position's 16 bytes of a panel, in its parts.
-    struct Pieces {
-        uint4 part[PARTS];
+    /// This thread, anew for each piece, as above.
+    __device__ __forceinline__ static int own_thread() {
+        int thread = threadIdx.x;
+        asm volatile("" : "+r"(thread));
+        return thread;
+    }
+
+    /// What a lane knows of its unit of a piece: its first row's line, where it starts in its line, and in x, negative if it is not there.
+    struct Unit {
+        int row0, at, from;
     };
 
-    /// Neighbouring positions of a line, `at` the first of them, channel by channel, of the lane's share of panels. With APART, two that are as far apart are in
-    /// neighbouring rows: an even lane takes both lanes' first one, so that neighbouring lanes write neighbouring rows.
-    template <int APART>
-    __device__ __forceinline__ void unit_of(int from, int row0, int at, int pitch, bool here, float scale, unsigned &most, unsigned &coarse) const {
-        constexpr int NEXT = APART > 0 ? APART : VOXELS;
-        const int count = panels / block;
-        const bool odd = threadIdx.x % 2;
+    __device__ __forceinline__ Unit unit(const PackDivisors &by, int piece, int lane) const {
+        const int index = (piece << shift) + (lane & ((1 << shift) - 1)), of_all = by.units.divide(index), line = of_all - before;
+        const int at = (index - of_all * by.units.by) * VOXELS, plane = by.plane.divide(max(line, 0)), sample = by.sample.divide(plane);
+        const int h = line - plane * by.plane.by, d = plane - sample * by.sample.by;
+        const bool here = line >= 0 && sample < n && d < depth && h < height && at < width;
+        return {lead + line * by.line.by, at, here ? sample * x_n + d * x_d + h * x_h + at * x_w : -1};
+    }
+
+    /// The place, and where it is in x, of a position of this lane, the `slot`th 32 positions on; past the piece's last one they start anew.
+    __device__ __forceinline__ int2 position(const Unit &own, int slot, int pitch, int lane) const {
+        const int owner = (slot * 32 + lane) / VOXELS & ((1 << shift) - 1);
+        const int row0 = __shfl_sync(0xffffffffu, own.row0, owner), at = __shfl_sync(0xffffffffu, own.at, owner) + lane % VOXELS;
+        const int start = __shfl_sync(0xffffffffu, own.from, owner);
+        return {place(row0, at, pitch), start >= 0 && at < width ? start + lane % VOXELS * x_w : -1};
+    }
+
+    /// Runs rounds: what one loads is under way while those before it are written.
+    template <typename Load, typename Write> __device__ __forceinline__ static void run(int rounds, const Load &load, const Write &write) {
+#pragma unroll
+        for (int round = 0; round < ROUNDS - 1; round++) {
+            if (round < rounds) load(round);
+            end_copies();
+        }
+#pragma unroll 1
+        for (int round = 0; round < rounds; round++) {
+            if (round + ROUNDS - 1 < rounds) load(round + ROUNDS - 1);
+            end_copies();
+            await_copies<ROUNDS - 1>();
+            meet();
+            write(round);
+            meet();
+        }
+    }
+
+    /// Writes what is of a panel, as many pieces on as `to` says.
+    __device__ __forceinline__ void write(const Element (&v)[E], int to, float scale) const {
+        uint4 low;
+        const uint4 high = operand(v, scale, &low);
+        if (to < 0) return;
+        a[to] = high;
+        if (PARTS == 2) a[to + panels * a_rows] = low;
+    }
+
+    /// Counts positions that are left to the definition, of which there are seldom any.
+    __device__ __forceinline__ void count(bool coarse) const {
+        if (coarse) atomicAdd(&control[2], 1);
+    }
+
+    /// A piece whose units are vectors: a round is E channels of 32 of them. Lanes of the same unit share its panels.
+    __device__ __forceinline__ void by_units(const PackDivisors &by, int piece, char *ring, float scale, unsigned &most) const {
+        const int lane = own_thread() % 32, rounds = panels / block >> 5 - shift;
+        const Unit own = unit(by, piece, lane);
         int to[VOXELS];
+        // Slots of the same positions are of later panels.
 #pragma unroll
-        for (int k = 0; k < VOXELS; k++) {
-            to[k] = place(row0, at + k, pitch);
-            if (k / NEXT % 2 == 1) exchange(to[k - NEXT], to[k], odd);
+        for (int slot = 0; slot < VOXELS; slot++) {
+            to[slot] = position(own, slot, by.line.by, lane).x;
+            if (to[slot] >= 0) to[slot] += (slot >> shift - 3) * rounds * a_rows;
         }
+        const bool there = own.from >= 0;
+        const int from = there ? own.from + (lane >> shift) * rounds * E * x_c : 0;
         [[maybe_unused]] unsigned of_position[VOXELS] = {};
-        const int share = threadIdx.x % 32 >> shift, shares = 32 >> shift, end = (share + 1) * count / shares;
-        int p = share * count / shares;
-        from += p * E * x_c;
-#pragma unroll 1
-        for (; p < end; p++) {
-            // Multiples of what does not change would be held in registers.
-            int step = x_c;
+        run(rounds, [&](int round) {
+            const unsigned slot0 = shared(ring) + round % ROUNDS * ROUND + lane * VOXELS * sizeof(Element);
+            int step = there ? x_c : 0;
             asm volatile("" : "+r"(step));
-            Voxels some[E];
+            const Element *channel = x + (from + round * E * step);
 #pragma unroll
-            for (int e = 0; e < E; e++) {
-                some[e] = Voxels{};
-                if (here) some[e] = *(const Voxels *)(x + from);
-                from += step;
-            }
-            const auto pieces_of = [&](int k) {
+            for (int e = 0; e < E; e++, channel += step)
+                copy_async<VOXELS * sizeof(Element)>(slot0 + e * 32 * VOXELS * sizeof(Element), channel, there);
+        }, [&](int round) {
+            const Element *const slot0 = (const Element *)(ring + round % ROUNDS * ROUND) + lane;
+#pragma unroll
+            for (int slot = 0; slot < VOXELS; slot++) {
                 alignas(16) Element v[E];
-#if KIND == 0
 #pragma unroll
-                for (int e = 0; e < E; e += 2)
-                    *(unsigned *)&v[e] = __byte_perm(some[e].words[k / 2], some[e + 1].words[k / 2], k % 2 ? 0x7632 : 0x5410);
-#else
-#pragma unroll
-                for (int e = 0; e < E; e++) v[e] = __uint_as_float(some[e].words[k]);
-#endif
-                unsigned &largest = KIND == 2 ? of_position[k] : most;
+                for (int e = 0; e < E; e++) v[e] = slot0[(e * VOXELS + slot) * 32];
+                unsigned &largest = SCALED ? of_position[slot] : most;
                 largest = larger(largest, v);
-                return in_parts(v, scale);
-            };
-#pragma unroll
-            for (int k = 0; k < VOXELS; k++) {
-                if (APART == 0) write(pieces_of(k), to[k], p);
-                if (APART == 0 || k / NEXT % 2 == 1) continue;
-                Pieces one = pieces_of(k), other = pieces_of(k + NEXT);
-#pragma unroll
-                for (int part = 0; part < PARTS; part++) {
-                    exchange(one.part[part].x, other.part[part].x, odd), exchange(one.part[part].y, other.part[part].y, odd);
-                    exchange(one.part[part].z, other.part[part].z, odd), exchange(one.part[part].w, other.part[part].w, odd);
-                }
-                write(one, to[k], p);
-                write(other, to[k + NEXT], p);
+                write(v, to[slot] >= 0 ? to[slot] + round * a_rows : -1, scale);
             }
+        });
+#if SCALED
+        if (shift < 5) {
+            of_position[0] = max(of_position[0], of_position[2]), of_position[1] = max(of_position[1], of_position[3]);
+            of_position[2] = of_position[3] = 0;
         }
-#if KIND == 2
+        if (shift < 4) of_position[0] = max(of_position[0], of_position[1]), of_position[1] = 0;
 #pragma unroll
-        for (int k = 0; k < VOXELS; k++) {
-#pragma unroll 1
-            for (int other = 1 << shift; other < 32; other *= 2)
-                of_position[k] = max(of_position[k], __shfl_xor_sync(0xffffffffu, of_position[k], other));
-            if (share == 0) coarse += is_coarse(of_position[k], scale);
-        }
+        for (int slot = 0; slot < VOXELS; slot++) count(is_coarse(of_position[slot], scale));
 #endif
     }
 
-    /// The odd lane's first for the even lane's second.
-    template <typename T> __device__ __forceinline__ static void exchange(T &first, T &second, bool odd) {
-        const T given = __shfl_xor_sync(0xffffffffu, odd ? first : second, 1);
-        first = odd ? given : first;
-        second = odd ? second : given;
-    }
-
-    __device__ __forceinline__ static Pieces in_parts(const Element (&v)[E], float scale) {
-        Pieces pieces;
-        pieces.part[0] = operand(v, scale, &pieces.part[PARTS - 1]);
-        return pieces;
-    }
-
-    /// Writes what is of a panel, `to` being its place in the first one.
-    __device__ __forceinline__ void write(const Pieces &pieces, int to, int panel) const {
-#pragma unroll
-        for (int part = 0; part < PARTS; part++)
-            if (to >= 0) a[to + (part * panels + panel) * a_rows] = pieces.part[part];
-    }
-
-    /// One position; `last` reads whole 16 bytes of channels that lie together.
-    __device__ __forceinline__ void position(int from, int to, bool here, bool last, float scale, unsigned &most, unsigned &coarse) const {
-        constexpr int PIECES = E * sizeof(Element) / 16, AT_ONCE = KIND == 2 ? 1 : 4;
-        const int count = panels / block;
-        unsigned of_position = KIND == 2 ? 0 : most;
+    /// A piece of which a lane reads positions: a round is four panels of 32 of them. LAST: their channels lie together, in whole 16
+    /// bytes, which neighbouring lanes read.
+    template <bool LAST> __device__ __forceinline__ void by_positions(const PackDivisors &by, int piece, char *ring, float scale, unsigned &most) const {
+        constexpr int OF_PANEL = E * sizeof(Element) / 16, VECTORS = 4 * OF_PANEL;
+        const int lane = own_thread() % 32, count_panels = panels / block;
+        const Unit own = unit(by, piece, lane);
 #pragma unroll 1
-        for (int p = 0; p < count; p += AT_ONCE) {
-            int step = x_c;
-            asm volatile("" : "+r"(step));
-            alignas(16) Element v[AT_ONCE][E];
-#pragma unroll
-            for (int i = 0; i < AT_ONCE; i++) {
-#pragma unroll
-                for (int e = 0; e < E; e++) v[i][e] = Element{};
-                if (!here || p + i >= count) continue;
-                if (last) {
-#pragma unroll
-                    for (int j = 0; j < PIECES; j++)
-                        *(uint4 *)&v[i][j * 16 / sizeof(Element)] = *((const uint4 *)(x + from) + (p + i) * PIECES + j);
+        for (int slot = 0; slot < 1 << shift - 3; slot++) {
+            const int2 at = position(own, slot, by.line.by, lane);
+            [[maybe_unused]] unsigned of_position = 0;
+            run((count_panels + 3) / 4, [&](int round) {
+                char *const slot0 = ring + round % ROUNDS * ROUND;
+                if constexpr (LAST) {
+#pragma unroll 2
+                    for (int i = 0; i < VECTORS; i++) {
+                        const int other = (i * 32 + lane) / VECTORS, vector = lane % VECTORS, start = __shfl_sync(0xffffffffu, at.y, other);
+                        const bool there = start >= 0 && round * 4 + vector / OF_PANEL < count_panels;
+                        const uint4 *const from = (const uint4 *)(x + (there ? start + round * 4 * E : 0)) + (there ? vector : 0);
+                        copy_async<16>(shared(slot0 + vector_at<VECTORS>(other, vector)), from, there);
+                    }
                 } else {
+#pragma unroll 1
+                    for (int i = 0; i < 4; i++) {
+                        const bool there = at.y >= 0 && round * 4 + i < count_panels;
+                        const int step = there ? x_c : 0;
+                        const Element *channel = x + (there ? at.y + (round * 4 + i) * E * step : 0);
+                        Element *const to = (Element *)slot0 + i * E * 32 + lane;
 #pragma unroll
-                    for (int e = 0; e < E; e++) v[i][e] = x[from + ((p + i) * E + e) * step];
+                        for (int e = 0; e < E; e++, channel += step)
+                            if constexpr (sizeof(Element) == 4)
+                                copy_async<4>(shared(to + e * 32), channel, there);
+                            else
+                                to[e * 32] = there ? *channel : Element{};
+                    }
                 }
-            }
+            }, [&](int round) {
+                const char *const slot0 = ring + round % ROUNDS * ROUND;
+#pragma unroll 1
+                for (int i = 0; i < 4; i++) {
+                    alignas(16) Element v[E];
+                    if constexpr (LAST) {
 #pragma unroll
-            for (int i = 0; i < AT_ONCE; i++) {
-                if (p + i >= count) break;
-                of_position = larger(of_position, v[i]);
-                write(in_parts(v[i], scale), to, p + i);
-            }
+                        for (int j = 0; j < OF_PANEL; j++)
+                            *(uint4 *)&v[j * (16 / sizeof(Element))] = *(const uint4 *)(slot0 + vector_at<VECTORS>(lane, i * OF_PANEL + j));
+                    } else {
+#pragma unroll
+                        for (int e = 0; e < E; e++) v[e] = ((const Element *)slot0)[(i * E + e) * 32 + lane];
+                    }
+                    unsigned &largest = SCALED ? of_position : most;
+                    largest = larger(largest, v);
+                    write(v, at.x >= 0 && round * 4 + i < count_panels ? at.x + (round * 4 + i) * a_rows : -1, scale);
+                }
+            });
+            if (SCALED) count(is_coarse(of_position, scale));
         }
-        if (KIND == 2)
-            coarse += is_coarse(of_position, scale);
-        else
-            most = of_position;
+    }
+
+    /// Where one of so many vectors of a position's channels is: those of as many positions that lanes read at once are in different banks.
+    template <int VECTORS> __device__ __forceinline__ static int vector_at(int position, int vector) {
+        return (position * VECTORS + (vector ^ position / (8 / VECTORS) % VECTORS)) * 16;
     }
 };

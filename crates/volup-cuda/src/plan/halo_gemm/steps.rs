@@ -94,7 +94,7 @@ impl Halo<'_> {
         steps: &mut Vec<Step>,
     ) -> Result<(u64, u64)> {
         let request = context.request;
-        let split = self.operand == Operand::Split;
+        let (split, has_scale) = (self.operand == Operand::Split, self.operand.has_scale());
         let n = size(self.kernel, "BN");
         let width = &self.axes[2];
         let panels = WeightPanels {
@@ -121,11 +121,13 @@ impl Halo<'_> {
             None => (self.blocks * n, [self.outputs(), self.slice_out]),
         };
         let inner = if first == 1 { together } else { apart };
-        let scale = workspace.take(if split { self.slices * scaled * 4 } else { 0 });
+        let scale = workspace.take(if has_scale { self.slices * scaled * 4 } else { 0 });
         if split {
             pack::weight_scale(context, self.slices, scaled, inner, scale, control, steps)?;
+        } else if self.operand == Operand::Scaled {
+            pack::half_scale(context, [self.slices, scaled, inner], scale, control, steps)?;
         }
-        steps.push(panels.pack(context, at, if split { scale } else { control })?);
+        steps.push(panels.pack(context, at, if has_scale { scale } else { control })?);
         Ok((at, scale))
     }
 
@@ -139,9 +141,8 @@ impl Halo<'_> {
     ) -> Result<()> {
         let request = context.request;
         let conv = request.geometry.conv();
-        let split = self.operand == Operand::Split;
         let mut arguments = vec![input, weight, control];
-        if split {
+        if self.operand.has_scale() {
             arguments.push(scale);
         }
         let [y_n, y_c, y @ ..] = strides(request.geometry.output_shape(), request.output_format);

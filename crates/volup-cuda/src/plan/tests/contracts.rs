@@ -50,6 +50,7 @@ pub fn run(call: &Call<'_>, machine: &mut Machine) {
         "direct" => direct(call, machine),
         "pack_largest" => pack_largest(call, machine),
         "pack_weight_scale" => pack_weight_scale(call, machine),
+        "half_scale" => half_scale(call, machine),
         name if name.starts_with("pack_input_") => pack_input(call, machine),
         name if name.starts_with("pack_weight_") => pack_weight(call, machine),
         name if name.starts_with("linear_gemm_") => linear_gemm(call, machine),
@@ -85,6 +86,9 @@ pub fn extents(call: &Call<'_>) -> Vec<(Pointer, i64)> {
     match call.kernel() {
         "direct" if call.int("guarded") == 0 => found.clear(),
         "pack_weight_scale" => found.push(("scale", call.grid[0])),
+        "half_scale" => {
+            found.push(("scale", call.int("out_channels") / call.int("slice_out") * call.int("columns")))
+        }
         name if name.starts_with("pack_input_") => {
             found.extend(["out", "out_lo"].map(|name| (name, product(&["rows", "pitch"]))));
         }
@@ -253,6 +257,37 @@ fn pack_weight_scale(call: &Call<'_>, machine: &mut Machine) {
         raise(call, machine, 1, most);
         machine.write(out, column, 1.0 / scale(most));
     }
+}
+
+/// The same, those past the last channel having its scale; control word 4 is raised to the bits of the largest of the input's magnitudes
+/// at which it looks.
+fn half_scale(call: &Call<'_>, machine: &mut Machine) {
+    let [count, samples, columns, inner] = call.ints(["count", "samples", "columns", "inner"]);
+    let [slice_out, out_channels, taps] = call.ints(["slice_out", "out_channels", "taps"]);
+    let [in_per_group, out_per_group] = call.ints(["in_per_group", "out_per_group"]);
+    let (x, w, out) = (call.pointer("x"), call.pointer("w"), call.pointer("scale"));
+    assert!(samples > 0 && call.grid[0] > out_channels && call.grid[1..] == [1, 1]);
+    for channel in 0..out_channels {
+        let (group, of_group) = (channel / out_per_group, channel % out_per_group);
+        let inputs = group * in_per_group..(group + 1) * in_per_group;
+        let places =
+            inputs.flat_map(|ci| (0..taps).map(move |tap| (ci * out_per_group + of_group) * taps + tap));
+        let most = places.map(|at| bits(machine.read(w, at))).fold(0.0, f64::max);
+        raise(call, machine, 1, most);
+        for column in 0..columns {
+            let (of_slice, _) = column_is(call, column, inner, call.int("channels_first") == 1);
+            if of_slice.min(slice_out - 1) == channel % slice_out {
+                machine.write(out, channel / slice_out * columns + column, 1.0 / scale(most));
+            }
+        }
+    }
+    let pieces = (count + 3) / 4;
+    let apart = (pieces + samples - 1) / samples;
+    let looked_at = (0..(pieces + apart - 1) / apart)
+        .map(|index| index * apart + i64::from((index as u32).wrapping_mul(2_654_435_761) % apart as u32))
+        .flat_map(|piece| 4 * piece..count.min(4 * piece + 4));
+    let most = looked_at.map(|at| bits(machine.read(x, at))).fold(0.0, f64::max);
+    raise(call, machine, 4, most);
 }
 
 /// Element `k` of a column, for every tap along depth and height and every step along width: the weight

@@ -2,7 +2,7 @@
 
 use super::contracts::{activate, biased};
 use super::epilogue_statistics::{self, Output, Place};
-use super::halo::{Packing, pack_along, rows_of_tile};
+use super::halo::{Packing, pack_along, packer_bytes, rows_of_tile, scaled_back};
 use super::machine::{Call, Machine};
 use std::collections::BTreeSet;
 
@@ -65,6 +65,7 @@ pub fn extents(call: &Call<'_>) -> Vec<(&'static str, i64)> {
     let control = if call.int("ahead") > 0 { 10 + call.int("pieces") } else { 5 };
     let a = product(&["slices", "chunks", "a_rows"]) * PANELS * e;
     let mut found = vec![("a", a), ("b", taps * PANELS * columns * e), ("control", control)];
+    found.push(("scale_w", product(&["slices", "blocks"]) * columns));
     if call.variant.param("COUNTS").is_some() {
         found.extend(epilogue_statistics::extents(call, call.int("rows") / rows_of_sample(call)));
     }
@@ -99,7 +100,7 @@ pub fn check(call: &Call<'_>) {
     let [bn, mi, wgs] = ["BN", "MI", "WGS"].map(|name| call.size(name));
     let [a_stages, stage_rows, b_stages] = call.ints(["a_stages", "stage_rows", "b_stages"]);
     let rings = PANELS * 16 * (a_stages * stage_rows + b_stages * bn * call.size("RH"));
-    assert_eq!(call.shared, 4608 + wgs * (16 * bn + 4096 * mi + 1024) + rings);
+    assert_eq!(call.shared, 4608 + wgs * (16 * bn + 4096 * mi + 1024) + rings + packer_bytes(call));
     assert!(call.shared <= SHARED && i64::from(call.variant.threads) == 128 * (wgs + 1));
     assert!(a_stages >= 2 && b_stages >= 2 && a_stages + b_stages <= MOST[0] && stage_rows % 8 == 0);
     assert!(call.grid[0] > 0 && call.grid[1..] == [1, 1] && [0, 1].contains(&call.int("by_work")));
@@ -250,6 +251,9 @@ fn tile(call: &Call<'_>, machine: &mut Machine, row0: i64, column_block: i64, re
                 }
             }
         }
+    }
+    for (at, sum) in (0..).zip(&mut sum) {
+        *sum *= scaled_back(call, machine, column_block * channels + at % bn % channels);
     }
     finish(call, machine, &sum, row0, column_block, residues);
 }

@@ -17,7 +17,37 @@ fn elements(pointer: Pointer) -> i64 {
 }
 
 fn parts(call: &Call<'_>) -> i64 {
-    if call.size("KIND") >= 2 { 2 } else { 1 }
+    if matches!(call.size("KIND"), 2 | 3) { 2 } else { 1 }
+}
+
+/// Whether float32 is scaled to what fp16 has.
+fn scaled(call: &Call<'_>) -> bool {
+    matches!(call.size("KIND"), 2 | 5)
+}
+
+/// What the input is scaled by: one fp16 is by what some of it has shown, if that is not zero.
+fn input_scale(call: &Call<'_>, machine: &Machine) -> f64 {
+    let word = |at| machine.read(call.pointer("control"), at);
+    match call.size("KIND") {
+        2 => scale(word(0)),
+        _ if word(4) == 0.0 => 1.0,
+        _ => scale(word(4) + 0x0200_0000_u32 as f64),
+    }
+}
+
+/// What sums of a column are scaled back by; 1 where nothing is.
+pub fn scaled_back(call: &Call<'_>, machine: &Machine, column: i64) -> f64 {
+    if !scaled(call) {
+        return 1.0;
+    }
+    machine.read(call.pointer("scale_w"), column) / input_scale(call, machine)
+}
+
+/// Whether the bits of a position's largest magnitude, scaled, are of what one fp16, or two, cannot hold.
+fn is_coarse(call: &Call<'_>, most: f64) -> bool {
+    let held =
+        if call.size("KIND") == 2 { COARSE..f64::INFINITY } else { bits(0.5f64.powi(14))..bits(65520.0) };
+    most > 0.0 && !held.contains(&most)
 }
 
 /// Writes 16 bytes of an operand in its parts, and returns the bits of the largest magnitude: of one that two tf32
@@ -144,14 +174,14 @@ pub fn pack_along(call: &Call<'_>, machine: &mut Machine, packing: impl FnOnce(i
     }
     let packing = packing(call.int("panels"));
     let e = elements(packing.out);
-    let voxels = if call.size("KIND") == 2 { 2 } else { 4 };
+    let voxels = 4;
     let ([.., pitch], block) = (packing.pitches, packing.block);
     assert!(call.size("CTAS") == 1 && !call.has("class_panels") && call.size("KIND") != 3);
     assert!(call.int("slices") == 1 && packing.panels == block * packing.channel_panels);
     assert_eq!(packing.slice_in, packing.channel_panels * e);
     let up = |a: i64, b: i64| (a + b - 1) / b;
     assert!(units == up(pitch * block, voxels) && before == up(packing.lead, pitch));
-    assert!((3..=5).contains(&shift));
+    assert!((3..=5).contains(&shift) && packing.channel_panels % (32 >> shift) == 0);
     assert!(pieces << shift >= (before + up(packing.a_rows - packing.lead, pitch)) * units);
     // A turn of all blocks is less than what may be packed ahead.
     assert!((ahead << shift) * voxels >= (call.grid[0] * rows_of_tile(call)).min(packing.a_rows) * block);
@@ -173,8 +203,7 @@ fn pack(call: &Call<'_>, machine: &mut Machine, packing: &Packing) {
     let (x, control) = (call.pointer("x"), call.pointer("control"));
     let e = elements(out);
     assert!(block * channel_panels <= panels && slice_in <= channel_panels * e);
-    let split = call.size("KIND") == 2;
-    let by = if split { scale(machine.read(control, 0)) } else { 1.0 };
+    let by = if scaled(call) { input_scale(call, machine) } else { 1.0 };
     let (mut most, mut coarse) = (0.0, 0.0);
     for row in 0..a_rows {
         let at = row - lead;
@@ -200,10 +229,10 @@ fn pack(call: &Call<'_>, machine: &mut Machine, packing: &Packing) {
         }
         for here in here {
             most = here.max(most);
-            coarse += f64::from(here > 0.0 && here < COARSE);
+            coarse += f64::from(scaled(call) && is_coarse(call, here));
         }
     }
-    if split {
+    if scaled(call) {
         machine.update(control, 2, |before| before + coarse);
     } else {
         raise(call, machine, 0, most);
@@ -221,7 +250,7 @@ fn pack_weight(call: &Call<'_>, machine: &mut Machine) {
     let [d_kernel, h_kernel, w_kernel] = call.ints(["d_kernel", "h_kernel", "w_kernel"]);
     let [w_low, w_steps, w_step, taps] = call.ints(["w_low", "w_steps", "w_step", "taps"]);
     let (w, out) = (call.pointer("w"), call.pointer("out"));
-    let (e, split) = (elements(out), call.size("KIND") == 2);
+    let e = elements(out);
     let tiles = call.grid[2] * blocks * d_kernel * chunks * h_kernel * w_steps;
     assert!(outputs == block * w_stride && columns % taps == 0);
     assert!(block * channel_panels <= chunks * chunk_panels && slice_in <= channel_panels * e);
@@ -279,7 +308,7 @@ fn pack_weight(call: &Call<'_>, machine: &mut Machine) {
                 let tap = (td * h_kernel + th) * w_kernel + reach / w_dilation;
                 machine.read(w, pair * d_kernel * h_kernel * w_kernel + tap)
             };
-            let by = if split {
+            let by = if scaled(call) {
                 machine.read(call.pointer("scale_w"), all_blocks * of_tap + row % of_tap)
             } else {
                 1.0
@@ -295,6 +324,11 @@ fn pack_weight(call: &Call<'_>, machine: &mut Machine) {
     if call.has("control") {
         raise(call, machine, 1, most);
     }
+}
+
+/// Bytes of shared memory of the warps that pack the input beside products.
+pub fn packer_bytes(call: &Call<'_>) -> i64 {
+    if call.int("ahead") > 0 { 3 * 8192 } else { 0 }
 }
 
 /// Rows of a tile.
@@ -313,7 +347,8 @@ fn check(call: &Call<'_>) {
     let unit = unit_steps * row_bytes * bn;
     let tables = wgs * (16 * bn + 4096 * mi + 1024);
     let edges = if call.has("w_reach") { 32 * wgs * bn * call.int("w_reach") } else { 0 };
-    let shared = 4096 + tables + edges + a_stages * row_bytes * stage_rows + b_stages * unit;
+    let packers = packer_bytes(call);
+    let shared = 4096 + tables + edges + a_stages * row_bytes * stage_rows + b_stages * unit + packers;
     assert_eq!(call.shared, shared);
     // The producer is a warp, or where the block is alone a warpgroup.
     let threads = 128 * wgs + if ctas == 1 { 128 } else { 32 };
@@ -471,13 +506,9 @@ fn multiply(call: &Call<'_>, machine: &mut Machine) {
                 }
             }
         }
-        if call.size("KIND") == 2 {
-            let x = 1.0 / scale(machine.read(call.pointer("control"), 0));
-            for (at, sum) in sum.iter_mut().enumerate() {
-                let [_, channels] = of_tap(call);
-                let at = column_block * channels + at as i64 % bn % channels;
-                *sum *= x * machine.read(call.pointer("scale_w"), at);
-            }
+        let [_, channels] = of_tap(call);
+        for (at, sum) in (0..).zip(&mut sum) {
+            *sum *= scaled_back(call, machine, column_block * channels + at % bn % channels);
         }
         if call.has("w_reach") {
             sum = folded(call, &sum, advance.min(rows - row0));

@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 const VARIANTS: &str = include_str!("../../../../volup-kernels/variants.toml");
 
 /// The kernels' files by family; those in CUDA C++ by kernel.
-const SOURCES: [(&str, &str); 34] = [
+const SOURCES: [(&str, &str); 35] = [
     ("block_output", include_str!("../../../../volup-kernels/src/cuda/block_output.cu")),
     ("box_gemm", include_str!("../../../../volup-kernels/src/cuda/box_gemm.cu")),
     ("box_pack_weight", include_str!("../../../../volup-kernels/src/cuda/box_pack_weight.cu")),
@@ -27,6 +27,7 @@ const SOURCES: [(&str, &str); 34] = [
     ("group_merge", include_str!("../../../../volup-kernels/src/cuda/group_merge.cu")),
     ("group_scale", include_str!("../../../../volup-kernels/src/cuda/group_scale.cu")),
     ("group_statistics", include_str!("../../../../volup-kernels/src/cuda/group_statistics.cu")),
+    ("half_scale", include_str!("../../../../volup-kernels/src/cuda/half_scale.cu")),
     ("halo_gemm", include_str!("../../../../volup-kernels/src/cuda/halo_gemm.cu")),
     ("halo_pack_input", include_str!("../../../../volup-kernels/src/cuda/halo_pack_input.cu")),
     ("halo_pack_weight", include_str!("../../../../volup-kernels/src/cuda/halo_pack_weight.cu")),
@@ -157,7 +158,7 @@ fn declared_in_cuda(variant: &Variant, source: &'static str) -> Signature {
     let (mut kept, mut keep) = (Vec::new(), true);
     for line in list.lines() {
         keep = match line.split_once(' ') {
-            Some(("#if", "KIND == 2")) => kind == 2,
+            Some(("#if", "SCALED")) => kind == 2 || kind == 5,
             Some(("#if", "PARTED")) => kind == 2 || kind == 3,
             Some(("#ifdef", "SHORT")) => short,
             Some(("#ifdef", "COUNTS")) => counts,
@@ -170,9 +171,9 @@ fn declared_in_cuda(variant: &Variant, source: &'static str) -> Signature {
             }
         };
     }
-    let element = ["*mut T", "*mut f32", "*mut f32", "*mut f32", "*mut f64"][kind as usize];
+    let element = ["*mut T", "*mut f32", "*mut f32", "*mut f32", "*mut f64", "*mut f32"][kind as usize];
     let sum = if kind == 4 { "*mut f64" } else { "*mut f32" };
-    let packed = if kind == 2 { "*mut f16" } else { element };
+    let packed = if kind == 2 || kind == 5 { "*mut f16" } else { element };
     let parameter = |text: &'static str| {
         let (of, name) = text.rsplit_once([' ', '*']).expect("type and name");
         let of = match of.trim_start_matches("const ").trim() {

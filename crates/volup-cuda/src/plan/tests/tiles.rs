@@ -142,7 +142,7 @@ fn only_one_tap_an_output_applies() {
     for precision in Precision::ALL {
         let request = request(large, [64; 3], FIRST, DType::F32, precision);
         let request = Request { algorithm: None, ..request };
-        let others = [&["gather_gemm", "implicit_gemm"], &super::shuffle::KERNELS[..]].concat();
+        let others = [&["gather_gemm", "halo_gemm", "implicit_gemm"], &super::shuffle::KERNELS[..]].concat();
         let plan = super::plan(&request, &made_up(9, 0), &others).unwrap();
         assert_eq!(plan.algorithm, Algorithm::Interleave);
     }

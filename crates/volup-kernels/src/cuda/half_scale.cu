@@ -1,0 +1,70 @@
+// What float32 operands are scaled by, by powers of two, that become one fp16 (`operand.cuh`): each output channel's weights by
+// their largest magnitude, the input by the largest of some of its magnitudes. To look at all of them would take as long as
+// packing them; whoever packs them finds those that this has missed.
+//
+// Parameters: `x`, `w`, `scale` (2^-ew of each of so many columns of each slice), `control` (words as in `pack`: 1, the largest |w|;
+// 4, the largest |x| of those looked at); i64: `count` (elements of x); i32: `samples` (pieces of 16 bytes that are looked at, spread
+// over x, as far as there are so many), `columns` (of a slice), `inner` and `channels_first` as `pack_weight_scale` has them,
+// `slice_out`, `in_per_group`, `out_per_group`, `taps`, `out_channels`.
+// Threads: 256. Grid: a block for each output channel, then any number of them for the input.
+
+#include "divisor.cuh"
+#include "operand.cuh"
+
+constexpr int THREADS = 256, AT_ONCE = 4;
+
+/// The largest magnitude of x that some of the blocks look at.
+__device__ __forceinline__ unsigned some_of(const float *x, long long count, int samples, int block, int blocks) {
+    const long long pieces = (count + 3) / 4, apart = (pieces + samples - 1) / samples, all = (pieces + apart - 1) / apart;
+    unsigned most = 0;
+#pragma unroll 1
+    for (long long first = block * THREADS + threadIdx.x; first < all; first += (long long)blocks * THREADS * AT_ONCE) {
+        uint4 v[AT_ONCE];
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++) {
+            const long long index = first + (long long)k * blocks * THREADS;
+            // Anywhere within its share: lines and planes of x are often as far apart as shares are.
+            const long long at = index * apart + (unsigned)index * 2654435761u % (unsigned)apart;
+            v[k] = make_uint4(0, 0, 0, 0);
+            if (index < all && 4 * at + 4 <= count) v[k] = *((const uint4 *)x + at);
+            if (index < all && 4 * at + 4 > count)
+                for (long long e = 4 * at; e < count; e++) most = max(most, magnitude(x[e]));
+        }
+#pragma unroll
+        for (int k = 0; k < AT_ONCE; k++)
+            most = max(max(most, max(v[k].x & 0x7fffffffu, v[k].y & 0x7fffffffu)), max(v[k].z & 0x7fffffffu, v[k].w & 0x7fffffffu));
+    }
+    return most;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) half_scale(const float *x, const float *w, float *scale, unsigned *control, long long count,
+                                                                 int samples, int columns, int inner, int channels_first, int slice_out,
+                                                                 int in_per_group, int out_per_group, int taps, int out_channels) {
+    if ((int)blockIdx.x >= out_channels) {
+        raise(&control[4], some_of(x, count, samples, blockIdx.x - out_channels, gridDim.x - out_channels));
+        return;
+    }
+    const int channel = blockIdx.x, group = channel / out_per_group, length = in_per_group * taps;
+    const float *const first = w + ((long long)group * in_per_group * out_per_group + channel - group * out_per_group) * taps;
+    const Divisor by(taps);
+    unsigned most = 0;
+#pragma unroll 4
+    for (int at = threadIdx.x; at < length; at += THREADS) {
+        const int in = by.divide(at);
+        most = max(most, magnitude(first[((long long)in * out_per_group - in) * taps + at]));
+    }
+    raise(&control[1], most);
+    __shared__ unsigned largest_of[THREADS / 32];
+    most = __reduce_max_sync(0xffffffffu, most);
+    if (threadIdx.x % 32 == 0) largest_of[threadIdx.x / 32] = most;
+    __syncthreads();
+#pragma unroll
+    for (int warp = 0; warp < THREADS / 32; warp++) most = max(most, largest_of[warp]);
+    // The channel's columns; the last one's also those that no channel has.
+    const int slice = channel / slice_out, of_slice = channel - slice * slice_out;
+    const Divisor together(inner);
+    for (int column = threadIdx.x; column < columns; column += THREADS) {
+        const int outer = together.divide(column), of = channels_first ? outer : column - outer * inner;
+        if (min(of, slice_out - 1) == of_slice) scale[slice * columns + column] = power(-exponent(most));
+    }
+}
