@@ -4,6 +4,7 @@
 
 use super::epilogue::{self, NULL, Sums, kernel, norm_arguments, push_activations, sum_bytes};
 use super::halo_gemm::Halo;
+use super::pack;
 use super::rows::{Rows, makes_again, sample_bytes};
 use super::shuffle_gradient::ShuffleGradient;
 use super::weight::Weight;
@@ -26,12 +27,15 @@ const ELEMENTS: usize = 4096;
 const DEFINITION: f64 = 1e10;
 /// Bytes a second that rows are written, and read, at.
 const ROWS: f64 = 2.5e12;
+/// What of such a pass is spared where rows are of half the size.
+const HALVES: f64 = 0.5;
 /// What a launch costs beside its work, in seconds.
 const LAUNCH: f64 = 3.6e-6;
 
-/// The largest magnitudes among the control words: of the input, of the gradient and of the weight.
+/// The largest magnitudes among the control words: of the input, of the gradient and of the weight. A later one is of what of the input
+/// was looked at to scale it.
 const LARGEST: [u64; 3] = [0, 4, 8];
-const CONTROL_WORDS: usize = 4;
+const CONTROL_WORDS: usize = 8;
 
 /// Where in the workspace is what the forward pass has not saved: the convolution's output of a part, and means and deviations
 /// of all samples.
@@ -57,7 +61,7 @@ pub(super) struct Backward<'a> {
 
 impl fmt::Display for Backward<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("backward")?;
+        f.write_str(if self.context.scaled { "backward, scaled" } else { "backward" })?;
         if self.rows.parts > 1 {
             write!(f, " in {} parts", self.rows.parts)?;
         }
@@ -84,8 +88,8 @@ impl<'a> Backward<'a> {
     /// All plans, in the order of the time that they are expected to take: one without rows where that goes, and one for
     /// each tile that computes the gradient of the weight.
     pub(super) fn all(context: Context<'a>, wanted: Wanted) -> Result<Vec<Backward<'a>>> {
-        let rows = Rows::new(context)?;
         let again = if makes_again(context) {
+            let rows = Rows::new(context)?;
             let geometry = context
                 .request
                 .geometry
@@ -96,28 +100,24 @@ impl<'a> Backward<'a> {
         } else {
             None
         };
-        let by_rows = Backward { context, wanted, rows, again, both: None, input: None, weight: None };
+        let with = |context: Context<'a>| {
+            let (rows, again) = (Rows::new(context)?, again.clone());
+            Ok(Backward { context, wanted, rows, again, both: None, input: None, weight: None })
+        };
+        let by_rows = with(context)?;
         if !(wanted.input || wanted.weight) {
             return Ok(vec![by_rows]);
         }
         // The choice is made as if both were wanted: a gradient alone has the same bits.
-        let by_rows = Backward { wanted: Wanted { input: true, weight: true, ..wanted }, ..by_rows };
-        let fast = context.request.dtype != DType::F64;
-        let inputs = if fast { input_plans(context, &rows)? } else { vec![(None, None)] };
-        let input_bytes = rows.batch * sample_bytes(context, context.request.geometry.input_shape());
-        let pass = 2.0 * input_bytes as f64 / ROWS + LAUNCH;
-        let weights: Vec<_> = Weight::all(context, &rows, pass).into_iter().map(Some).collect();
-        let weights = if weights.is_empty() { vec![None] } else { weights };
+        let both = Wanted { input: true, weight: true, ..wanted };
+        let by_rows = Backward { wanted: both, ..by_rows };
         let mut all: Vec<_> = by_rows.without_rows().into_iter().collect();
-        for weight in &weights {
-            for (input, panel_rows) in &inputs {
-                // Rows of tiles that are as wide as all panels would be read from as many places.
-                if panel_rows.is_none() || !matches!(weight, Some(Weight::Rows(_))) {
-                    let rows = Rows { panel_rows: *panel_rows, ..rows };
-                    let (input, weight) = (input.clone(), weight.clone());
-                    all.push(Backward { input, weight, rows, ..by_rows.clone() });
-                }
-            }
+        all.extend(by_rows.of_factors()?);
+        let request = context.request;
+        let may = context.kernel("half_input", &[], &[]).is_ok();
+        if may && (request.dtype, request.precision) == (DType::F32, Precision::Tf32) {
+            let by_halves = with(Context { scaled: true, ..context })?;
+            all.extend(Backward { wanted: both, ..by_halves }.of_factors()?);
         }
         all.sort_by(|one, other| one.seconds().total_cmp(&other.seconds()));
         if !wanted.weight {
@@ -126,6 +126,29 @@ impl<'a> Backward<'a> {
             all.retain(|plan| !std::mem::replace(&mut seen[usize::from(plan.both.is_some())], true));
         }
         all.iter_mut().for_each(|plan| plan.leave_out(wanted));
+        Ok(all)
+    }
+
+    /// The same with each pair of what computes the gradients of both factors from rows.
+    fn of_factors(&self) -> Result<Vec<Backward<'a>>> {
+        let (context, rows) = (self.context, &self.rows);
+        let fast = context.request.dtype != DType::F64;
+        let inputs = if fast { input_plans(context, rows)? } else { vec![(None, None)] };
+        let input_bytes = rows.batch * sample_bytes(context, context.request.geometry.input_shape());
+        let pass = 2.0 * input_bytes as f64 / ROWS + LAUNCH;
+        let weights: Vec<_> = Weight::all(context, rows, pass).into_iter().map(Some).collect();
+        let weights = if weights.is_empty() && !context.scaled { vec![None] } else { weights };
+        let mut all = Vec::new();
+        for weight in &weights {
+            for (input, panel_rows) in &inputs {
+                // Rows of tiles that are as wide as all panels would be read from as many places.
+                if panel_rows.is_none() || !matches!(weight, Some(Weight::Rows(_))) {
+                    let rows = Rows { panel_rows: *panel_rows, ..*rows };
+                    let (input, weight) = (input.clone(), weight.clone());
+                    all.push(Backward { input, weight, rows, ..self.clone() });
+                }
+            }
+        }
         Ok(all)
     }
 
@@ -167,6 +190,7 @@ impl<'a> Backward<'a> {
             return sums * output / ROWS + self.rows.parts as f64 * (again + both.seconds);
         }
         let passes = if self.context.request.block.norm().is_some() { 5.0 } else { 3.0 };
+        let passes = if self.context.scaled { passes - HALVES } else { passes };
         // By the definition what is wanted and has no plan.
         let slow = geometry.flops() / (DEFINITION * self.context.device.multiprocessors as f64);
         let slow = |wanted: bool| if wanted { slow / self.rows.parts as f64 } else { 0.0 };
@@ -187,11 +211,12 @@ impl<'a> Backward<'a> {
         if !factors && !vectors.contains(&true) {
             return Ok(());
         }
-        let takes_sums = vectors.contains(&true) || request.block.norm().is_some();
+        let takes_sums =
+            vectors.contains(&true) || request.block.norm().is_some() || context.scaled && factors;
         let sums = takes_sums.then(|| Sums::take(context, workspace));
         if let (Some(sums), None) = (sums, &self.again) {
             sums.launch(context, workspace, steps)?;
-            sums.vectors(context, vectors, steps)?;
+            sums.vectors(context, vectors, true, steps)?;
         }
         let statistics = if self.again.is_some() { request.geometry.batch() * self.statistic() } else { 0 };
         let statistics = [(); 2].map(|()| workspace.take(statistics));
@@ -199,13 +224,19 @@ impl<'a> Backward<'a> {
         if factors && self.both.is_none() {
             control = workspace.take(CONTROL_WORDS * 4);
             steps.push(Step::Clear { at: control, words: CONTROL_WORDS });
-            let bytes = rows.elements() * request.dtype.size();
+            let bytes = rows.elements() * context.operand_bytes();
             gradient = workspace.take(bytes);
             if rows.padded {
                 steps.push(Step::Clear { at: gradient, words: bytes.div_ceil(4) });
             }
             if self.input.is_some() {
-                weight = self.input_weight(control, workspace, steps)?;
+                weight = workspace.take(self.input_weight_elements() * request.dtype.size());
+                if self.again.is_none() || !context.scaled {
+                    self.input_weight(control, weight, sums, steps)?;
+                }
+            }
+            if wanted.weight && context.scaled {
+                pack::input_scale(context, control, steps)?;
             }
         }
         if wanted.weight {
@@ -216,26 +247,32 @@ impl<'a> Backward<'a> {
         let made = self.again.as_ref().map(|_| Made { convolution, statistics });
         let free = workspace.bytes;
         for part in 0..rows.parts {
-            let sums = sums.map(|sums| sums.from(context, part * rows.batch));
+            let of_part = sums.map(|sums| sums.from(context, part * rows.batch));
             if let Some((plan, request)) = &self.again {
                 let mut own = Workspace { bytes: free };
-                let again = self.again_steps(plan, Context { request, ..context }, sums, &mut own)?;
+                let again = self.again_steps(plan, Context { request, ..context }, of_part, &mut own)?;
                 steps.extend(again.iter().map(|step| self.on_part(step, part, made)));
                 workspace.bytes = workspace.bytes.max(own.bytes);
             }
             if !factors {
                 continue;
             }
-            let terms = sums.map_or(NULL, |sums| sums.terms(context));
+            let terms = of_part.map_or(NULL, |sums| sums.terms(context));
             let to = partial + if wanted.weight { (part * self.partial_bytes()) as u64 } else { 0 };
             if let Some(both) = &self.both {
                 steps.push(self.on_part(&both.step(context, *wanted, terms, to)?, part, made));
                 continue;
             }
-            steps.push(self.on_part(&self.gradient_rows(control, gradient, terms)?, part, made));
+            // What is made again has sums of each part alone.
+            let bounding = if self.again.is_some() { of_part } else { sums };
+            if self.again.is_some() && context.scaled && self.input.is_some() {
+                self.input_weight(control, weight, bounding, steps)?;
+            }
+            let rows = self.gradient_rows(control, gradient, terms, bounding)?;
+            steps.push(self.on_part(&rows, part, made));
             if wanted.input {
                 let mut own = Workspace { bytes: free };
-                self.input_steps(control, [gradient, weight], part, &mut own, steps)?;
+                self.input_steps(control, [gradient, weight], bounding, part, &mut own, steps)?;
                 workspace.bytes = workspace.bytes.max(own.bytes);
             }
             if wanted.weight {
@@ -246,12 +283,18 @@ impl<'a> Backward<'a> {
         }
         if let (Some(sums), Some(_), true) = (sums, &self.again, vectors.contains(&true)) {
             let mut last = Vec::new();
-            sums.vectors(context, vectors, &mut last)?;
+            sums.vectors(context, vectors, false, &mut last)?;
             steps.extend(last.iter().map(|step| self.on_part(step, 0, made)));
         }
         if wanted.weight {
             let pointers = [(Buffer::Workspace, partial), (Buffer::GradWeight, 0)];
             let mut arguments = pointers.map(|(buffer, at)| Argument::Pointer(buffer, at)).to_vec();
+            self.push_bounds(sums, &mut arguments);
+            if context.scaled {
+                arguments.push(Argument::Pointer(Buffer::Workspace, control));
+                let own = if self.again.is_some() { rows.batch * rows.groups * rows.group_out } else { 0 };
+                push(&mut arguments, [rows.group_in, self.splits(), own])?;
+            }
             let splits = rows.parts * self.splits();
             push(&mut arguments, [splits, rows.taps(), rows.groups * rows.group_in, rows.group_out])?;
             let blocks = grid(self.elements().div_ceil(256))?;
@@ -276,8 +319,9 @@ impl<'a> Backward<'a> {
         let mut steps: Vec<Step> = plan.steps.iter().map(|step| step.moved(based)).collect();
         if let Some(sums) = sums {
             sums.launch(context, &mut of_sums, &mut steps)?;
-            if request.block.norm().is_some() && (self.wanted.input || self.wanted.weight) {
-                sums.vectors(context, [false; 3], &mut steps)?;
+            let asked = request.block.norm().is_some() || context.scaled;
+            if asked && (self.wanted.input || self.wanted.weight) {
+                sums.vectors(context, [false; 3], true, &mut steps)?;
             }
         }
         workspace.bytes = workspace.bytes.max(of_sums.bytes);
@@ -339,8 +383,14 @@ impl<'a> Backward<'a> {
         self.splits() * self.elements() * sum_bytes(self.context)
     }
 
+    /// Adds where the bounds are that rows are scaled by, if they are.
+    fn push_bounds(&self, sums: Option<Sums>, arguments: &mut Vec<Argument>) {
+        let sums = sums.filter(|_| self.context.scaled);
+        arguments.extend(sums.map(|sums| Argument::Pointer(Buffer::Workspace, sums.bounds)));
+    }
+
     /// The launch that writes the gradient of the convolution's output, for the samples of a part.
-    fn gradient_rows(&self, control: u64, out: u64, terms: Argument) -> Result<Step> {
+    fn gradient_rows(&self, control: u64, out: u64, terms: Argument, bounding: Option<Sums>) -> Result<Step> {
         let Rows { axes, groups, group_out, slots, .. } = &self.rows;
         let request = self.context.request;
         let block = &request.block;
@@ -359,30 +409,36 @@ impl<'a> Backward<'a> {
         let channels = block.conv().out_channels();
         let [mean, rstd, gamma, beta] = norm_arguments(self.context);
         let mut arguments = vec![Argument::Pointer(Buffer::GradOutput, 0)];
-        arguments.extend([out, control + LARGEST[1]].map(|at| Argument::Pointer(Buffer::Workspace, at)));
+        arguments.push(Argument::Pointer(Buffer::Workspace, out));
+        self.push_bounds(bounding, &mut arguments);
+        arguments.push(Argument::Pointer(Buffer::Workspace, control + LARGEST[1]));
         arguments.extend([y, mean, rstd, terms, gamma, beta]);
         push(&mut arguments, [channels, epilogue::group_channels(self.context)])?;
         push_activations(self.context, &mut arguments);
         push(&mut arguments, [self.rounded(), *groups, *group_out, *slots])?;
-        self.rows_step(arguments, axes, channels, strides, self.rows.layout(request.dtype.size()))
+        let of = epilogue::element(self.context);
+        self.rows_step(of, arguments, axes, channels, strides, self.rows.layout(self.context.operand_bytes()))
     }
 
     /// Whether rows are rounded to tf32, once for all that multiply them.
     fn rounded(&self) -> usize {
         let request = self.context.request;
-        usize::from(request.dtype == DType::F32 && request.precision == Precision::Tf32)
+        let tf32 = request.dtype == DType::F32 && request.precision == Precision::Tf32;
+        usize::from(tf32 && !self.context.scaled)
     }
 
-    /// Writes the input by rows, which have gaps where those of the gradient have more; returns where they are.
+    /// Writes the input, of a part and in its format, by rows, which have gaps where those of the gradient have more; returns where
+    /// they are.
     fn input_rows(
         &self,
         control: u64,
-        part: usize,
+        input: Argument,
         workspace: &mut Workspace,
         steps: &mut Vec<Step>,
     ) -> Result<u64> {
         let request = self.context.request;
-        let bytes = self.rows.count * self.rows.x_pitch * request.dtype.size();
+        let element = self.context.operand_bytes();
+        let bytes = self.rows.count * self.rows.x_pitch * element;
         let out = workspace.take(bytes);
         if self.rows.x_pitch != self.rows.groups * self.rows.group_in {
             steps.push(Step::Clear { at: out, words: bytes / 4 });
@@ -390,22 +446,23 @@ impl<'a> Backward<'a> {
         let axes = self.rows.axes.map(|axis| [axis.axis.input, axis.rows, 1, 1, 0, 1]);
         let strides = strides(request.geometry.input_shape(), request.input_format);
         let channels = request.block.conv().in_channels();
-        let start = self.start(part, sample_bytes(self.context, request.geometry.input_shape()));
-        let input = Argument::Pointer(Buffer::Input, start);
         let mut arguments = vec![input, Argument::Pointer(Buffer::Workspace, out)];
         arguments.push(Argument::Pointer(Buffer::Workspace, control + LARGEST[0]));
         arguments.extend([NULL; 6]);
         push(&mut arguments, [channels, channels, 0, 0])?;
         arguments.extend([Argument::F64(0.0); 2]);
         push(&mut arguments, [self.rounded(), 1, channels, self.rows.x_pitch])?;
-        let layout = [self.rows.x_pitch, 16 / request.dtype.size()].map(|apart| Argument::I64(apart as i64));
-        steps.push(self.rows_step(arguments, axes, channels, strides, layout)?);
+        let layout = [self.rows.x_pitch, 16 / element].map(|apart| Argument::I64(apart as i64));
+        // What is one fp16 already is what it is.
+        let of = if self.context.scaled { (vec!["f16"], 0) } else { epilogue::element(self.context) };
+        steps.push(self.rows_step(of, arguments, axes, channels, strides, layout)?);
         Ok(out)
     }
 
-    /// The launch that writes rows that lie so.
+    /// The launch that writes rows that lie so, by a kernel for elements of a type and kind.
     fn rows_step(
         &self,
+        (types, kind): (Vec<&'static str>, i64),
         mut arguments: Vec<Argument>,
         axes: [[usize; 6]; 3],
         channels: usize,
@@ -417,7 +474,6 @@ impl<'a> Backward<'a> {
         push(&mut arguments, axes.into_iter().flatten())?;
         arguments.extend(strides.map(|stride| Argument::I64(stride as i64)));
         arguments.extend(layout);
-        let (types, kind) = epilogue::element(self.context);
         let kernel =
             *self.context.narrowest("gradient_rows", &types, &[("KIND", kind)], "CHANNELS", channels)?;
         let of_block = size(&kernel, "CHANNELS");
@@ -425,22 +481,33 @@ impl<'a> Backward<'a> {
         Ok(Step::launch(kernel, grid(self.rows.batch * tiles)?, arguments))
     }
 
-    /// The weight as the convolution of the gradient's rows takes it; returns where it is.
-    fn input_weight(&self, control: u64, workspace: &mut Workspace, steps: &mut Vec<Step>) -> Result<u64> {
+    /// Elements of the weight as the convolution of the gradient's rows takes it.
+    fn input_weight_elements(&self) -> usize {
+        let counts: usize = self.rows.axes.iter().map(|axis| axis.count).product();
+        self.rows.pitch() * self.rows.group_in * counts
+    }
+
+    /// Writes it, scaled to make up for what scales the rows.
+    fn input_weight(
+        &self,
+        control: u64,
+        weight: u64,
+        bounding: Option<Sums>,
+        steps: &mut Vec<Step>,
+    ) -> Result<()> {
         let (context, rows) = (self.context, &self.rows);
-        let [d, h, w] = rows.axes;
-        let elements = rows.pitch() * rows.group_in * d.count * h.count * w.count;
-        let weight = workspace.take(elements * context.request.dtype.size());
-        let pointers =
-            [(Buffer::Weight, 0), (Buffer::Workspace, weight), (Buffer::Workspace, control + LARGEST[2])];
-        let mut arguments = pointers.map(|(buffer, at)| Argument::Pointer(buffer, at)).to_vec();
+        let elements = self.input_weight_elements();
+        let mut arguments = vec![Argument::Pointer(Buffer::Weight, 0)];
+        arguments.push(Argument::Pointer(Buffer::Workspace, weight));
+        self.push_bounds(bounding, &mut arguments);
+        arguments.push(Argument::Pointer(Buffer::Workspace, control + LARGEST[2]));
         push(&mut arguments, [rows.groups, rows.group_in, rows.group_out, rows.slots])?;
         for axis in rows.axes {
             push(&mut arguments, [axis.axis.kernel, axis.classes, axis.step, axis.count])?;
         }
         let blocks = elements.div_ceil(256).min(BLOCKS * context.device.multiprocessors);
         steps.push(Step::launch(kernel(context, "gradient_weight")?, grid(blocks)?, arguments));
-        Ok(weight)
+        Ok(())
     }
 
     /// The gradient of a part of the input: a convolution of the gradient's rows, then where it cannot stand the
@@ -449,6 +516,7 @@ impl<'a> Backward<'a> {
         &self,
         control: u64,
         [gradient, weight]: [u64; 2],
+        bounding: Option<Sums>,
         part: usize,
         workspace: &mut Workspace,
         steps: &mut Vec<Step>,
@@ -470,15 +538,19 @@ impl<'a> Backward<'a> {
             }));
             words = Argument::Pointer(Buffer::Workspace, control + LARGEST[1]);
         }
-        let pointers = [(Buffer::Workspace, gradient), (Buffer::Weight, 0), (Buffer::GradInput, start)];
-        let mut arguments = pointers.map(|(buffer, at)| Argument::Pointer(buffer, at)).to_vec();
+        let mut arguments = vec![Argument::Pointer(Buffer::Workspace, gradient)];
+        self.push_bounds(bounding, &mut arguments);
+        arguments.extend(
+            [(Buffer::Weight, 0), (Buffer::GradInput, start)]
+                .map(|(buffer, at)| Argument::Pointer(buffer, at)),
+        );
         arguments.push(words);
         push(&mut arguments, [rows.batch, rows.groups, rows.group_in, rows.group_out, rows.slots])?;
         rows.push_axes(&mut arguments)?;
         let [_, sizes @ ..] = geometry.input_shape();
         let strides = strides(geometry.input_shape(), context.request.input_format);
         arguments.extend(strides.map(|stride| Argument::I64(stride as i64)));
-        arguments.extend(rows.layout(context.request.dtype.size()));
+        arguments.extend(rows.layout(context.operand_bytes()));
         let tasks = (rows.batch * sizes.iter().product::<usize>()).div_ceil(256);
         steps.push(self.by_definition("direct_input_gradient", tasks, self.input.is_some(), arguments)?);
         Ok(())
@@ -499,17 +571,25 @@ impl<'a> Backward<'a> {
         let start = self.start(part, sample_bytes(context, shape));
         let at = |offset: u64| Argument::Pointer(Buffer::Workspace, offset);
         let given = Argument::Pointer(Buffer::Input, start);
+        let mut operand = given;
+        if context.scaled {
+            let [_, sizes @ ..] = shape;
+            let count = rows.batch * sizes.iter().product::<usize>();
+            let halves = workspace.take(count * context.operand_bytes());
+            steps.push(pack::half_input(context, start, halves, control, count)?);
+            operand = at(halves);
+        }
         match &self.weight {
             Some(Weight::Rows(weight)) => {
-                let input = self.input_rows(control, part, workspace, steps)?;
+                let input = self.input_rows(control, operand, workspace, steps)?;
                 steps.push(weight.step(rows, [at(input), at(gradient), at(partial)])?);
             }
             Some(Weight::Narrow(weight)) => {
-                let input = self.input_rows(control, part, workspace, steps)?;
+                let input = self.input_rows(control, operand, workspace, steps)?;
                 steps.push(weight.step(context, rows, [at(input), at(gradient), at(partial)])?);
             }
             Some(Weight::Lines(weight)) => {
-                let operands = [given, at(gradient), at(partial), at(control + LARGEST[0])];
+                let operands = [operand, at(gradient), at(partial), at(control + LARGEST[0])];
                 steps.push(weight.step(context, rows, operands)?);
             }
             None => {}
@@ -521,7 +601,7 @@ impl<'a> Backward<'a> {
         rows.push_axes(&mut arguments)?;
         let strides = strides(shape, context.request.input_format);
         arguments.extend(strides.map(|stride| Argument::I64(stride as i64)));
-        arguments.extend(rows.layout(context.request.dtype.size()));
+        arguments.extend(rows.layout(context.operand_bytes()));
         let tasks = self.pairs() * self.splits();
         if tasks >= 1 << 30 {
             return Err(Error::Overflow { what: "tiles of the weight's gradient on the GPU" });
@@ -563,12 +643,14 @@ fn input_plans(context: Context<'_>, rows: &Rows) -> Result<Vec<(Option<Plan>, O
         full: rows.axes.map(|axis| axis.axis.kernel - (axis.count - 1) * axis.step),
     };
     let context = Context { request: &request, classes: Some(classes), ..context };
-    let plan = Plan::forward(context)?;
+    // One fp16 there is of panels alone.
+    let plan = if context.scaled { None } else { Some(Plan::forward(context)?) };
     let context = Context { packed: true, ..context };
     let may = request.algorithm.is_none_or(|algorithm| algorithm == Algorithm::HaloGemm);
     let halo = Halo::all(context).into_iter().min_by(|one, other| one.seconds.total_cmp(&other.seconds));
-    let halo = halo.filter(|halo| may && halo.seconds < plan.seconds());
-    let mut plans = vec![(Some(plan), None)];
+    let faster = |halo: &Halo<'_>| plan.as_ref().is_none_or(|plan| halo.seconds < plan.seconds());
+    let halo = halo.filter(|halo| may && faster(halo));
+    let mut plans: Vec<_> = plan.into_iter().map(|plan| (Some(plan), None)).collect();
     if let Some(halo) = halo {
         let panel_rows = Some(halo.panel_rows());
         plans.push((Some(Plan::of(context, Some(Family::Halo(Box::new(halo))))?), panel_rows));

@@ -10,8 +10,11 @@ use volup::{DType, MemoryFormat, NormSpec, Result};
 const THREADS: usize = 256;
 const VECTORS: usize = 4;
 const TURNS: usize = 8;
-/// Sums of a channel of a sample.
+/// Sums of a channel of a sample, and largest magnitudes where its gradient becomes one fp16.
 const SUMS: usize = 5;
+const BOUNDED: usize = 2;
+/// What no slope of an activation is past, but that of leaky ReLU.
+const STEEPEST: f64 = 1.5;
 
 /// An address that nothing is at.
 pub(super) const NULL: Argument = Argument::I64(0);
@@ -23,7 +26,7 @@ pub(super) const SAVED: [Argument; 2] =
 /// The types and the `KIND` of kernels that are compiled for each type of tensors.
 pub(super) fn element(context: Context<'_>) -> (Vec<&'static str>, i64) {
     match context.request.dtype {
-        DType::F32 => (vec![], 1),
+        DType::F32 => (vec![], if context.scaled { 5 } else { 1 }),
         DType::F16 | DType::Bf16 => (vec![context.type_name()], 0),
         DType::F64 => (vec![], 4),
     }
@@ -147,22 +150,28 @@ pub(super) fn output(context: Context<'_>, steps: &mut Vec<Step>) -> Result<()> 
 pub(super) struct Sums {
     merged: u64,
     terms: u64,
+    /// Of gradients that become one fp16 what no magnitude of a channel is past.
+    pub(super) bounds: u64,
 }
 
 impl Sums {
     /// Takes the memory for them.
     pub(super) fn take(context: Context<'_>, workspace: &mut Workspace) -> Sums {
         let [samples, channels, ..] = context.request.geometry.output_shape();
-        let merged = workspace.take(samples * channels * SUMS * 8);
-        Sums { merged, terms: workspace.take(samples * term_bytes(context)) }
+        let merged = workspace.take(samples * channels * sums(context) * 8);
+        let terms = workspace.take(samples * term_bytes(context));
+        // Of each part of the batch, at most as many as there are samples.
+        let bounds = workspace.take(if context.scaled { samples * channels * 4 } else { 0 });
+        Sums { merged, terms, bounds }
     }
 
     /// Those of the samples from one on.
     pub(super) fn from(self, context: Context<'_>, sample: usize) -> Sums {
         let channels = context.request.block.conv().out_channels();
         Sums {
-            merged: self.merged + (sample * channels * SUMS * 8) as u64,
+            merged: self.merged + (sample * channels * sums(context) * 8) as u64,
             terms: self.terms + (sample * term_bytes(context)) as u64,
+            bounds: self.bounds + (sample * channels * 4) as u64,
         }
     }
 
@@ -184,7 +193,7 @@ impl Sums {
     ) -> Result<()> {
         let of = Chunks::of(context);
         let rows = context.request.geometry.batch() * of.channels;
-        let sums = workspace.take(rows * of.chunks * SUMS * sum_bytes(context));
+        let sums = workspace.take(rows * of.chunks * sums(context) * sum_bytes(context));
         let sums = Argument::Pointer(Buffer::Workspace, sums);
         let block = &context.request.block;
         let convolution = if block.is_bare() { NULL } else { Argument::Pointer(Buffer::Convolution, 0) };
@@ -199,17 +208,23 @@ impl Sums {
 
         let mut arguments = vec![sums, Argument::Pointer(Buffer::Workspace, self.merged)];
         push(&mut arguments, [rows, of.chunks])?;
-        let kind = if context.request.dtype == DType::F64 { 4 } else { 1 };
+        let kind = match context.request.dtype {
+            DType::F64 => 4,
+            _ if context.scaled => 5,
+            _ => 1,
+        };
         let merge = *context.kernel("gradient_merge", &[], &[("KIND", kind)])?;
         steps.push(Step::launch(merge, grid(rows.div_ceil(THREADS / 32))?, arguments));
         Ok(())
     }
 
-    /// Launches what makes the terms of the sums, and the gradients of the parameters that are vectors, those that are wanted.
+    /// Launches what makes the terms of the sums, the bounds of gradients that become one fp16 if `bounded`, and the gradients of the
+    /// parameters that are vectors, those that are wanted.
     pub(super) fn vectors(
         self,
         context: Context<'_>,
         wanted: [bool; 3],
+        bounded: bool,
         steps: &mut Vec<Step>,
     ) -> Result<()> {
         let [samples, channels, ..] = context.request.geometry.output_shape();
@@ -225,6 +240,11 @@ impl Sums {
                 },
             ),
         );
+        if context.scaled {
+            let (_, slope) = activation_code(context.request.block.activation());
+            arguments.push(if bounded { Argument::Pointer(Buffer::Workspace, self.bounds) } else { NULL });
+            arguments.push(Argument::F64(STEEPEST * slope.abs().max(1.0)));
+        }
         push(&mut arguments, [samples, channels, group_channels])?;
         let values = group_channels * context.request.geometry.output_voxels();
         arguments.push(Argument::F64(1.0 / values as f64));
@@ -232,6 +252,11 @@ impl Sums {
         steps.push(Step::launch(kernel(context, "gradient_vectors")?, groups, arguments));
         Ok(())
     }
+}
+
+/// Sums of a channel of a sample, and what else is found of it.
+fn sums(context: Context<'_>) -> usize {
+    if context.scaled { SUMS + BOUNDED } else { SUMS }
 }
 
 /// Bytes of the terms of a sample.

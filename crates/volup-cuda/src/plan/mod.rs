@@ -230,6 +230,8 @@ struct Context<'a> {
     classes: Option<Classes>,
     /// Whether the input lies as `halo_gemm` takes it, and what that cannot multiply is somebody else's.
     packed: bool,
+    /// Whether gradients are multiplied as float32 that is scaled to one fp16.
+    scaled: bool,
     /// For the forward pass of training, where only the convolution is planned, the block whose normalization's statistics
     /// are taken of its output.
     counted: Option<BlockSpec>,
@@ -238,7 +240,12 @@ struct Context<'a> {
 impl<'a> Context<'a> {
     /// For a request as it is asked for.
     fn new(request: &'a Request, device: &'a DeviceInfo, variants: &'a [&'a Variant]) -> Context<'a> {
-        Context { request, device, variants, classes: None, packed: false, counted: None }
+        Context { request, device, variants, classes: None, packed: false, scaled: false, counted: None }
+    }
+
+    /// Bytes of an element of what gradients are multiplied by.
+    fn operand_bytes(self) -> usize {
+        if self.scaled { 2 } else { self.request.dtype.size() }
     }
 
     /// The kernels of a function, which the entry is named after, for some types: in a tile kernel's cubin

@@ -1,12 +1,14 @@
 //! Planning `pack`: how operands are stored for the tensor cores, and what brings a weight there. The
 //! kernels' file says what the numbers mean.
 
-use super::{Argument, Buffer, Context, Step, Workspace, epilogue, int, push, size};
+use super::{Argument, Buffer, Context, Step, Workspace, epilogue, grid, int, push, size};
 use volup::{DType, MemoryFormat, Precision, Result};
 
 /// Pieces of 16 bytes of the input that its magnitude is judged by, and those that a block looks at.
 const SAMPLES: usize = 1 << 16;
 const SAMPLED: usize = 1024;
+/// Elements of a block of `half_input` that does all it can at once.
+const HALVED: usize = 4096;
 /// The words that the pack leaves for later kernels.
 const CONTROL_WORDS: usize = 8;
 
@@ -44,6 +46,9 @@ impl Operand {
     /// How those of the families that pack panels may be stored.
     pub(super) fn of_panels(context: Context<'_>) -> Vec<Operand> {
         let own = Operand::of(context);
+        if own.is_some() && context.scaled {
+            return vec![Operand::Scaled];
+        }
         let scaled = own == Some(Operand::Tf32) && context.classes.is_none() && !context.packed;
         own.into_iter().chain(scaled.then_some(Operand::Scaled)).collect()
     }
@@ -131,7 +136,7 @@ pub(super) fn largest(context: Context<'_>, control: u64, steps: &mut Vec<Step>)
 }
 
 /// Finds what both operands are scaled by that become one float16 each: of a weight's slices the columns, as [`weight_scale`] does,
-/// and of the input a part large enough to tell.
+/// and of the input, unless that is scaled already, a part large enough to tell.
 pub(super) fn half_scale(
     context: Context<'_>,
     [slices, columns, inner]: [usize; 3],
@@ -141,18 +146,64 @@ pub(super) fn half_scale(
 ) -> Result<()> {
     let conv = context.request.geometry.conv();
     let (cin, cout, groups) = (conv.in_channels(), conv.out_channels(), conv.groups());
-    let elements: usize = context.request.geometry.input_shape().iter().product();
-    let variant = *context.kernel("half_scale", &[], &[])?;
-    let samples = elements.div_ceil(4).min(SAMPLES);
-    let mut arguments = [Buffer::Input, Buffer::Weight].map(|of| Argument::Pointer(of, 0)).to_vec();
-    arguments.extend([scale, control].map(|at| Argument::Pointer(Buffer::Workspace, at)));
-    arguments.push(Argument::I64(elements as i64));
     let first = usize::from(context.request.output_format == MemoryFormat::Contiguous);
-    push(&mut arguments, [samples, columns, inner, first, cout / slices, cin / groups, cout / groups])?;
-    push(&mut arguments, [conv.kernel_size().iter().product(), cout])?;
-    let grid = [(cout + samples.div_ceil(SAMPLED)) as u32, 1, 1];
-    steps.push(Step::launch(variant, grid, arguments));
+    let cut = [columns, inner, first, cout / slices, cin / groups, cout / groups];
+    let weight = Argument::Pointer(Buffer::Weight, 0);
+    let samples = if context.packed { 0 } else { samples(context) };
+    let taps = conv.kernel_size().iter().product();
+    steps.push(scales(
+        context,
+        [weight, Argument::Pointer(Buffer::Workspace, scale)],
+        control,
+        samples,
+        cut,
+        [taps, cout],
+    )?);
     Ok(())
+}
+
+/// Finds what the input alone is scaled by.
+pub(super) fn input_scale(context: Context<'_>, control: u64, steps: &mut Vec<Step>) -> Result<()> {
+    steps.push(scales(context, [epilogue::NULL; 2], control, samples(context), [1; 6], [1, 0])?);
+    Ok(())
+}
+
+/// Pieces of the input that are looked at.
+fn samples(context: Context<'_>) -> usize {
+    context.request.geometry.input_shape().iter().product::<usize>().div_ceil(4).min(SAMPLES)
+}
+
+/// The launch of `half_scale`.
+fn scales(
+    context: Context<'_>,
+    weight: [Argument; 2],
+    control: u64,
+    samples: usize,
+    cut: [usize; 6],
+    [taps, channels]: [usize; 2],
+) -> Result<Step> {
+    let elements: usize = context.request.geometry.input_shape().iter().product();
+    let mut arguments = vec![Argument::Pointer(Buffer::Input, 0)];
+    arguments.extend(weight);
+    arguments.extend([Argument::Pointer(Buffer::Workspace, control), Argument::I64(elements as i64)]);
+    push(&mut arguments, [samples].into_iter().chain(cut).chain([taps, channels]))?;
+    let grid = [(channels + samples.div_ceil(SAMPLED)) as u32, 1, 1];
+    Ok(Step::launch(*context.kernel("half_scale", &[], &[])?, grid, arguments))
+}
+
+/// The launch that makes one float16 of so many samples' input, from an address of it on, where it is scaled.
+pub(super) fn half_input(
+    context: Context<'_>,
+    from: u64,
+    to: u64,
+    control: u64,
+    count: usize,
+) -> Result<Step> {
+    let mut arguments = vec![Argument::Pointer(Buffer::Input, from)];
+    arguments.extend([to, control].map(|at| Argument::Pointer(Buffer::Workspace, at)));
+    arguments.push(Argument::I64(count as i64));
+    let blocks = count.div_ceil(HALVED).min(8 * context.device.multiprocessors);
+    Ok(Step::launch(*context.kernel("half_input", &[], &[])?, grid(blocks)?, arguments))
 }
 
 /// How a packed weight is cut.

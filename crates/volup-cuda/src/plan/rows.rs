@@ -91,7 +91,7 @@ pub(super) struct Rows {
 impl Rows {
     pub(super) fn new(context: Context<'_>) -> Result<Rows> {
         let (geometry, conv) = (&context.request.geometry, context.request.geometry.conv());
-        let vector = 16 / context.request.dtype.size();
+        let vector = 16 / context.operand_bytes();
         let axes = geometry.axes().map(TapAxis::new);
         let groups = conv.groups();
         let (group_in, group_out) = (conv.in_channels() / groups, conv.out_channels() / groups);

@@ -101,6 +101,7 @@ fn stage_rows(kernel: &Variant) -> usize {
 pub(super) fn operands(context: Context<'_>) -> Option<(Vec<&'static str>, i64)> {
     match (context.request.dtype, context.request.precision) {
         (DType::F64, _) => None,
+        (DType::F32, _) if context.scaled => Some((vec!["f16"], 0)),
         (DType::F32, Precision::Tf32) => Some((vec![], 1)),
         (DType::F32, Precision::Ieee) => Some((vec![], 3)),
         (DType::F16 | DType::Bf16, _) => Some((vec![context.type_name()], 0)),
@@ -133,7 +134,7 @@ impl<'a> WeightGradient<'a> {
         let items = product(&[shifts, tiles_m, tiles_n]).filter(|&items| items < 1 << 24)?;
         let (busy, kc) = (busy_items(rows, [m, n, taps]), stage_rows(kernel));
 
-        let element = context.request.dtype.size();
+        let element = context.operand_bytes();
         let (device, ctas) = (context.device.multiprocessors, size(kernel, "CTAS"));
         let warps = ctas * size(kernel, "WARPS_M") * size(kernel, "WARPS_N");
         let rate = of_kind(kind, RATES) * (warps as f64 / WARPS as f64).min(1.0);

@@ -70,7 +70,7 @@ fn span(rows: &Rows) -> usize {
 
 /// Whether the input's channels lie together, and whether copies of 16 bytes may read it as it lies.
 fn vectors(context: Context<'_>, rows: &Rows) -> bool {
-    let vector = 16 / context.request.dtype.size();
+    let vector = 16 / context.operand_bytes();
     let channels = match context.request.input_format {
         MemoryFormat::ChannelsLast3d => rows.groups * rows.group_in,
         MemoryFormat::Contiguous => return rows.axes[2].axis.input.is_multiple_of(vector),
@@ -123,7 +123,7 @@ impl<'a> WeightGradientLines<'a> {
     fn with(context: Context<'_>, rows: &Rows, kernel: &'a Variant, strips: usize) -> Option<Self> {
         let ([m, n], [d, h, w]) = (tile(kernel), rows.axes);
         let kind = kernel.param("KIND").unwrap_or(0);
-        let element = context.request.dtype.size();
+        let element = context.operand_bytes();
         let step = 32 / element;
         let steps = w.axis.input.div_ceil(strips).div_ceil(step);
         if (strips - 1) * steps * step >= w.axis.input || steps > MOST_STEPS {
@@ -179,7 +179,7 @@ impl<'a> WeightGradientLines<'a> {
         let format = context.request.input_format;
         let strides = strides(context.request.geometry.input_shape(), format);
         arguments.extend(strides.map(|stride| Argument::I64(stride as i64)));
-        arguments.extend(rows.layout(context.request.dtype.size()));
+        arguments.extend(rows.layout(context.operand_bytes()));
         let [of_gradient, of_input] =
             line_bytes(self.kernel, rows, self.steps, format == MemoryFormat::ChannelsLast3d);
         let shared = BARRIERS + (span + self.ahead) * of_gradient + self.ahead * of_input;

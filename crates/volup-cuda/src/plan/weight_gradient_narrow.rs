@@ -44,7 +44,7 @@ impl<'a> WeightGradientNarrow<'a> {
     /// The plan, if the kernel is there and the input's rows are of 16 bytes.
     pub(super) fn new(context: Context<'a>, rows: &Rows) -> Option<WeightGradientNarrow<'a>> {
         let (types, kind) = operands(context)?;
-        let vector = 16 / context.request.dtype.size();
+        let vector = 16 / context.operand_bytes();
         if rows.groups > 1 || rows.x_pitch != vector {
             return None;
         }
@@ -90,7 +90,7 @@ impl<'a> WeightGradientNarrow<'a> {
             push(&mut arguments, [axis.axis.kernel, axis.classes, axis.step, axis.count])?;
         }
         push(&mut arguments, [self.windows, self.share])?;
-        arguments.extend(rows.layout(context.request.dtype.size()));
+        arguments.extend(rows.layout(context.operand_bytes()));
         let (grid, shared) = ([self.items as u32, self.splits as u32, 1], self.shared_bytes(rows) as u32);
         Ok(Step::Launch { variant: *self.kernel, grid, shared, arguments, overlap: false })
     }

@@ -4,23 +4,28 @@
 // A block has 16 by 16 pairs of channels of one tap, and of the input's voxels every `splits`-th piece of 1024; a piece's sum
 // is one of sums of 32 products.
 //
+// For KIND 5 sums are of rows as they are, scaled, and of the input scaled by the exponent that follows from `control`.
+//
 // Parameters: `x` (the input), `rows` (of `gradient_rows`), `partial` (`partial[((split*taps + t)*groups*group_in + ci)*group_out + co]`),
 // `control` (null, or words after which the result of another kernel may stand; then nothing is done); i32: `n`, `groups`,
 // `group_in`, `group_out`, `slots`, `splits`; of depth, height, width what `gradient_taps.cuh` says; i64: strides of `x`: n, c, d, h,
 // w, and `row` and `panel` of the rows. Threads: 256. Grid: any number of blocks. The voxels of all samples, and the tasks, are fewer than 2^30.
 
 #include "digits.cuh"
-#include "element.cuh"
 #include "gradient_taps.cuh"
 #include "row_layout.cuh"
 
 constexpr int TILE = 16, PIECE = 32, PIECES = 32;
 
 extern "C" __global__ void __launch_bounds__(TILE *TILE, KIND == 4 ? 2 : 4)
-    direct_weight_gradient(const Element *x, const Element *rows, Sum *partial, const unsigned *control, int n, int groups, int group_in,
+    direct_weight_gradient(const Element *x, const Row *rows, Sum *partial, const unsigned *control, int n, int groups, int group_in,
                            int group_out, int slots, int splits, TAP_AXIS(d), TAP_AXIS(h), TAP_AXIS(w), long long x_n, long long x_c,
                            long long x_d, long long x_h, long long x_w, long long row, long long panel) {
     if (stands(control)) return;
+    Sum scale = 1;
+#if KIND == 5
+    scale = power(input_exponent(control));
+#endif
     const RowLayout layout = {row, panel};
     const TapAxis d = TAP_AXIS_OF(d), h = TAP_AXIS_OF(h), w = TAP_AXIS_OF(w);
     // Of one row each: channels of the input and of the output; of a row that adds nothing none is read.
@@ -54,7 +59,7 @@ extern "C" __global__ void __launch_bounds__(TILE *TILE, KIND == 4 ? 2 : 4)
                 for (int i = threadIdx.x; i < PIECE * TILE; i += TILE * TILE) {
                     const int row = i / TILE, c = i % TILE;
                     const bool here = x_at[row] >= 0;
-                    of_x[row][c] = here && c_in + c < group_in ? widen(x[x_at[row] + c * x_c]) : 0;
+                    of_x[row][c] = here && c_in + c < group_in ? scale * widen(x[x_at[row] + c * x_c]) : 0;
                     of_y[row][c] = here && c_out + c < group_out ? widen(rows[y_at[row] + layout.slot(group * slots + j * group_out + c_out + c)]) : 0;
                 }
                 __syncthreads();

@@ -13,7 +13,11 @@
 // With `y` the elements are not those of `x` but the gradient of the convolution's output that follows from it: `dy =
 // (rstd*gamma*dv + q + r*h) * f` of `gradient_sums` and `gradient_vectors`.
 //
-// Parameters: `x`, `out` (a multiple of 16 bytes), `control` (the word of the largest magnitude, as bits of float32), `y` (null: no epilogue), `mean`, `rstd`, `terms` (null: no normalization), `gamma`, `beta` (null: 1 and 0);
+// `KIND` 5 has float32 and writes fp16, each channel scaled by the power of two that `row_exponent` makes of its bound.
+//
+// Parameters: `x`, `out` (a multiple of 16 bytes), for KIND 5 `bounds` (of each channel what no magnitude is past), `control` (the word
+// of the largest magnitude of what is written, as bits of float32), `y` (null: no epilogue), `mean`, `rstd`, `terms` (null: no
+// normalization), `gamma`, `beta` (null: 1 and 0);
 // i32: `channels`, `group_channels` of the normalization; `activation`, `post`; f64: `slope`, `post_slope`; i32: `round` (1: to tf32, for kernels that multiply such), `groups`,
 // `group_in`, `slots`; of depth, then height, then width: size of the tensor, rows' size, classes, stride, padding,
 // dilation; i64: strides of the tensor: n, c, d, h, w; `row`, `panel`. Threads: 256. Grid: n * ceil(qd*ud*qh*uh*qw*uw / (4096 /
@@ -23,7 +27,7 @@
 #if KIND == 4
 #include "element.cuh"
 #else
-#include "operand.cuh"
+#include "row_exponent.cuh"
 #endif
 #include "slope.cuh"
 
@@ -38,12 +42,15 @@ struct Axis {
 #error "CHANNELS: of a block"
 #endif
 
-constexpr int VECTOR = 16 / sizeof(Element), THREADS = 256, POSITIONS = 4096 / CHANNELS;
+/// What is written.
+using Stored = std::conditional_t<KIND == 5, Half, Element>;
+constexpr bool NARROW = sizeof(Stored) == 2;
+constexpr int VECTOR = 16 / sizeof(Stored), THREADS = 256, POSITIONS = 4096 / CHANNELS;
 /// Vectors of a position, and from one to the next in shared memory: threads that write neighbours read different banks.
 constexpr int UNITS = CHANNELS / VECTOR, PITCH = POSITIONS + (UNITS < 8 ? 8 / UNITS : 1);
 /// Positions of which a thread has a vector at once, and how often; channels of them that it computes at once.
 constexpr int OWN = 2, TURNS = POSITIONS * UNITS / THREADS / OWN;
-constexpr int AT_ONCE = 2;
+constexpr int AT_ONCE = 2, PIECE = 16 / sizeof(Element);
 /// Whether all channels are loaded before any is computed; of narrow ones that would take too many registers.
 constexpr bool AHEAD = VECTOR <= 4;
 static_assert(TURNS * OWN * THREADS == POSITIONS * UNITS && VECTOR % AT_ONCE == 0, "vectors are dealt out evenly");
@@ -52,7 +59,7 @@ template <bool VALUE> struct Whether {
     static constexpr bool value = VALUE;
 };
 
-/// Elements of 16 bytes.
+/// Elements that become 16 bytes.
 struct __align__(16) Vector {
     Element of[VECTOR];
 };
@@ -82,7 +89,11 @@ template <typename Offset> __device__ __forceinline__ Element load(const Element
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, KIND == 4 ? 2 : 4) gradient_rows(
-    const Element *x, Element *out, unsigned *control, const Element *y, const Sum *mean, const Sum *rstd, const Sum *terms,
+    const Element *x, Stored *out,
+#if KIND == 5
+    const float *bounds,
+#endif
+    unsigned *control, const Element *y, const Sum *mean, const Sum *rstd, const Sum *terms,
     const Element *gamma, const Element *beta, int channels, int group_channels, int activation, int post, double slope, double post_slope,
     int round, int groups, int group_in, int slots, int size_d, int rows_d, int classes_d, int stride_d, int padding_d, int dilation_d, int size_h,
     int rows_h, int classes_h, int stride_h, int padding_h, int dilation_h, int size_w, int rows_w, int classes_w, int stride_w,
@@ -90,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, KIND == 4 ? 2 : 4) gradien
     long long panel) {
     const Axis d = {size_d, rows_d, classes_d, stride_d, padding_d, dilation_d}, h = {size_h, rows_h, classes_h, stride_h, padding_h, dilation_h},
                w = {size_w, rows_w, classes_w, stride_w, padding_w, dilation_w};
-    __shared__ Vector staged[UNITS * PITCH];
+    __shared__ uint4 staged[UNITS * PITCH];
     // Where each position reads, from the sample's start, and writes; the slot of its class in every group.
     __shared__ long long from[POSITIONS], to[POSITIONS];
     __shared__ int class_slot[POSITIONS];
@@ -116,13 +127,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, KIND == 4 ? 2 : 4) gradien
         const int at = THREADS - 1 - threadIdx.x, c = min(c0 + at, channels - 1);
         const long long start = n * x_n + c * x_c;
         starts[at] = {x + start, y + start};
-        if (y) {
-            Channel of = {norm_of(n, c, channels, group_channels, mean, rstd, gamma, beta), 1, 0, 0};
+        if (y || KIND == 5) {
+            Sum scale = 1;
+#if KIND == 5
+            scale = power(row_exponent(bounds[c]));
+#endif
+            Channel of = {norm_of(n, c, channels, group_channels, mean, rstd, gamma, beta), scale, 0, 0};
             if (mean) {
                 const int group = n * (channels / group_channels) + c / group_channels;
-                of.factor = of.norm.rstd * of.norm.gamma;
-                of.q = terms[2 * group];
-                of.r = terms[2 * group + 1];
+                of.factor = scale * of.norm.rstd * of.norm.gamma;
+                of.q = scale * terms[2 * group];
+                of.r = scale * terms[2 * group + 1];
             }
             of_channels[at / VECTOR].of[at % VECTOR] = of;
         }
@@ -200,19 +215,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, KIND == 4 ? 2 : 4) gradien
                         }
                     }
                 };
-                if (LAST && whole) {
+                const auto load_whole = [&](int e0) {
 #pragma unroll
                     for (int k = 0; k < OWN; k++) {
-                        of_x[k] = *(const Vector *)(x_sample + at[k] + c);
-                        if (FOLLOWS) of_y[k] = *(const Vector *)(y_sample + at[k] + c);
+                        *(uint4 *)&of_x[k].of[e0] = *(const uint4 *)(x_sample + at[k] + c + e0);
+                        if (FOLLOWS) *(uint4 *)&of_y[k].of[e0] = *(const uint4 *)(y_sample + at[k] + c + e0);
                     }
+                };
+                if (LAST && whole) {
+#pragma unroll
+                    for (int e0 = 0; e0 < (FOLLOWS ? PIECE : VECTOR); e0 += PIECE) load_whole(e0);
                 } else if (!FOLLOWS || AHEAD) {
                     load_channels(0, VECTOR);
                 }
                 if (FOLLOWS) {
 #pragma unroll
                     for (int e0 = 0; e0 < VECTOR; e0 += AT_ONCE) {
-                        if (!AHEAD && !(LAST && whole)) load_channels(e0, AT_ONCE);
+                        if (LAST && whole) {
+                            if (e0 > 0 && e0 % PIECE == 0) load_whole(e0);
+                        } else if (!AHEAD) {
+                            load_channels(e0, AT_ONCE);
+                        }
                         // Of each channel its positions.
                         Sum v[AT_ONCE * OWN], a[AT_ONCE * OWN], f[AT_ONCE * OWN], h[AT_ONCE * OWN], unused[AT_ONCE * OWN], dy[AT_ONCE * OWN];
                         Channel of[AT_ONCE];
@@ -233,30 +256,44 @@ extern "C" __global__ void __launch_bounds__(THREADS, KIND == 4 ? 2 : 4) gradien
                         if (mean) {
 #pragma unroll
                             for (int i = 0; i < AT_ONCE * OWN; i++) dy[i] = of[i / OWN].factor * dy[i] + (of[i / OWN].q + of[i / OWN].r * h[i]);
+                        } else if (KIND == 5) {
+#pragma unroll
+                            for (int i = 0; i < AT_ONCE * OWN; i++) dy[i] *= of[i / OWN].factor;
                         }
                         first.back(dy, f);
 #pragma unroll
                         for (int i = 0; i < AT_ONCE * OWN; i++) {
-#if KIND == 0
+#if KIND == 0 || KIND == 5
                             if (i / OWN % 2 == 0)
-                                (&result[i % OWN].x)[(e0 + i / OWN) / 2] = narrow_both(dy[i], dy[i + OWN], Element{});
+                                (&result[i % OWN].x)[(e0 + i / OWN) / 2] = narrow_both(dy[i], dy[i + OWN], Stored{});
 #else
                             narrow(dy[i], &of_x[i % OWN].of[e0 + i / OWN]);
 #endif
                         }
                     }
                 }
-                if (KIND != 0 || !FOLLOWS) {
+#if KIND == 5
+                if (!FOLLOWS) {
+#pragma unroll
+                    for (int e = 0; e < VECTOR; e += 2) {
+                        const Sum scale = of_channels[unit].of[e].factor, next = of_channels[unit].of[e + 1].factor;
+#pragma unroll
+                        for (int k = 0; k < OWN; k++) (&result[k].x)[e / 2] = narrow_both(of_x[k].of[e] * scale, of_x[k].of[e + 1] * next, Half{});
+                    }
+                }
+#else
+                if (!NARROW || !FOLLOWS) {
 #pragma unroll
                     for (int k = 0; k < OWN; k++) result[k] = *(const uint4 *)&of_x[k];
                 }
+#endif
 #pragma unroll
                 for (int k = 0; k < OWN; k++) {
                     unsigned(&words)[4] = *(unsigned(*)[4])&result[k];
 #pragma unroll
                     for (int word = 0; word < 4; word++) {
                         words[word] = here >> k & 1 ? words[word] : 0;
-#if KIND == 0
+#if KIND == 0 || KIND == 5
                         most = __vmaxu2(most, words[word] & 0x7fff7fffu);
 #elif KIND != 4
                         most = max(most, words[word] & 0x7fffffffu);
@@ -280,7 +317,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, KIND == 4 ? 2 : 4) gradien
                 if (at_once)
                     write(unit, position, result[k]);
                 else
-                    *(uint4 *)&staged[unit * PITCH + position] = result[k];
+                    staged[unit * PITCH + position] = result[k];
             }
         }
     };
@@ -299,7 +336,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, KIND == 4 ? 2 : 4) gradien
 #pragma unroll
         for (int k = 0; k < OWN * TURNS; k++) {
             const int unit = unit_of(!panels, k / OWN), position = position_of(!panels, k / OWN, k % OWN);
-            write(unit, position, *(const uint4 *)&staged[unit * PITCH + position]);
+            write(unit, position, staged[unit * PITCH + position]);
         }
     } else if (!at_once) {
         const int at = threadIdx.x % CHANNELS, c = c0 + at, start = slot_of(c);
@@ -307,20 +344,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, KIND == 4 ? 2 : 4) gradien
         for (int position = threadIdx.x / CHANNELS; position < POSITIONS; position += THREADS / CHANNELS) {
             if (c >= channels || to[position] < 0) continue;
             const int slot = start + class_slot[position];
-            out[to[position] + slot / VECTOR * panel + slot % VECTOR] = staged[at / VECTOR * PITCH + position].of[at % VECTOR];
+            out[to[position] + slot / VECTOR * panel + slot % VECTOR] = ((const Stored *)&staged[at / VECTOR * PITCH + position])[at % VECTOR];
         }
     }
 #if KIND != 4
     // One thread looks whether there has been one as large, where it last saw it: many would wait for each other.
-#if KIND == 0
-    most = max(most & 0xffffu, most >> 16);
-#endif
+    if (NARROW) most = max(most & 0xffffu, most >> 16);
     most = __reduce_max_sync(0xffffffffu, most);
     if (lane == 0) of_warp[warp] = most;
     __syncthreads();
     if (threadIdx.x == 0) {
         for (int other = 1; other < THREADS / 32; other++) most = max(most, of_warp[other]);
-        most = as_float32(Element{}, most);
+        most = as_float32(Stored{}, most);
         if (most > *control) atomicMax(control, most);
     }
 #endif

@@ -2,9 +2,10 @@
 //
 // With `dv` the gradient of what goes into the last activation, `h` the normalized values and `f` the slope of the first
 // activation: `dv`, `dv*h`, `dv*f`, `f`, `h*f`. `dy = (rstd*gamma*dv + q + r*h) * f` with `q` and `r` of the group, so its
-// sum follows from these.
+// sum follows from these. `KIND` 5 is float32 whose `dy` becomes fp16: then the largest `|dv*f|` and `|h*f|`, too, by which it is
+// bounded.
 //
-// Parameters: `y` (null where nothing follows the convolution), `dz`, `sums` (5 of (sample*channels + channel)*chunks +
+// Parameters: `y` (null where nothing follows the convolution), `dz`, `sums` (SUMS of (sample*channels + channel)*chunks +
 // chunk), `mean`, `rstd` (null: no normalization), `gamma`, `beta` (null: 1 and 0); i32: `voxels`, `channels`,
 // `group_channels`, `chunks`, `channel_blocks`, `activation`, `post`; f64: `slope`, `post_slope`. Threads: 256. Grid: as
 // `channel_chunks.cuh` says.
@@ -12,7 +13,8 @@
 #include "channel_chunks.cuh"
 #include "slope.cuh"
 
-constexpr int SUMS = 5;
+#include "gradient_bounds.cuh"
+
 /// Whether the next vectors' loads are under way while one is computed: narrow elements, of which there is more to compute than to
 /// wait for. Others leave no registers for three blocks. And of how many vectors of either tensor a thread holds the words.
 constexpr bool AHEAD = sizeof(Element) == 2;
@@ -25,6 +27,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, KIND == 4 ? 1 : LAST ? 2 :
     const Share share(voxels, channels, chunks, channel_blocks, gridDim.x - 1 - blockIdx.x);
     const int turns = share.turns();
     constexpr int OWN = LAST ? VECTOR : 1;
+    // Of magnitudes those of a thread's first channel are of all of its: for more there are no registers.
     Sum total[OWN][SUMS] = {};
     if (share.to > 0 && !y) {
         // Nothing follows the convolution: `dy` is `dz`, and its sum is all that is asked for.
@@ -35,7 +38,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, KIND == 4 ? 1 : LAST ? 2 :
 #pragma unroll
             for (int k = 0; k < VECTORS; k++)
 #pragma unroll
-                for (int e = 0; e < VECTOR; e++) total[LAST ? e : 0][2] += widen(g[k].of[e]);
+                for (int e = 0; e < VECTOR; e++) {
+                    Sum(&to)[SUMS] = total[LAST ? e : 0];
+                    to[2] += widen(g[k].of[e]);
+                    if (SUMS > ADDED) total[0][ADDED] = larger_finite(total[0][ADDED], widen(g[k].of[e]));
+                }
         }
     } else if (share.to > 0) {
         by_known<KIND != 0 || !LAST>(activation, post, [&](auto known) {
@@ -90,10 +97,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, KIND == 4 ? 1 : LAST ? 2 :
                         to[1] += dv[e] * h[e];
                         to[3] += f[e];
                         to[4] += h[e] * f[e];
+                        if (SUMS > ADDED) total[0][SUMS - 1] = larger_finite(total[0][SUMS - 1], h[e] * f[e]);
                     }
                     first.back(dv, f);
 #pragma unroll
-                    for (int e = 0; e < VECTOR; e++) total[LAST ? e : 0][2] += dv[e];
+                    for (int e = 0; e < VECTOR; e++) {
+                        Sum(&to)[SUMS] = total[LAST ? e : 0];
+                        to[2] += dv[e];
+                        if (SUMS > ADDED) total[0][ADDED] = larger_finite(total[0][ADDED], dv[e]);
+                    }
                 }
             }
         });
@@ -107,13 +119,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, KIND == 4 ? 1 : LAST ? 2 :
     for (int which = 0; which < SUMS; which++) {
         Sum v = total[0][which];
 #pragma unroll
-        for (int lanes = 16; lanes; lanes /= 2) v += __shfl_xor_sync(0xffffffffu, v, lanes);
+        for (int lanes = 16; lanes; lanes /= 2) v = joined(which, v, __shfl_xor_sync(0xffffffffu, v, lanes));
         if (threadIdx.x % 32 == 0) of_warp[which][threadIdx.x / 32] = v;
     }
     __syncthreads();
     if (threadIdx.x < SUMS) {
         Sum v = 0;
-        for (int warp = 0; warp < THREADS / 32; warp++) v += of_warp[threadIdx.x][warp];
+        for (int warp = 0; warp < THREADS / 32; warp++) v = joined(threadIdx.x, v, of_warp[threadIdx.x][warp]);
         put(share.channel, threadIdx.x, v);
     }
 #else
@@ -124,13 +136,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, KIND == 4 ? 1 : LAST ? 2 :
     for (int e = 0; e < VECTOR; e++)
 #pragma unroll
         for (int which = 0; which < SUMS; which++) {
-            Sum v = total[e][which];
+            Sum v = total[which >= ADDED ? 0 : e][which];
             for (int high = share.high; high > 1;) {
                 const int half = (high + 1) / 2;
                 __syncthreads();
                 if (share.own < high) of_thread[threadIdx.x] = v;
                 __syncthreads();
-                if (share.own + half < high) v += of_thread[threadIdx.x + half * across];
+                if (share.own + half < high) v = joined(which, v, of_thread[threadIdx.x + half * across]);
                 high = half;
             }
             if (share.own == 0 && share.to > 0) put(share.channel + e, which, v);

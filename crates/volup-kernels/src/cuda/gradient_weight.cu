@@ -2,15 +2,20 @@
 //
 // `out[g*slots + j*group_out + co][ci][m']` is `w[g*group_in + ci][co][t]` with `t = j + (count - 1 - m')*step` along each
 // axis, `j` the class and `count` the taps of the class that has most: a convolution of stride 1 whose channels are the
-// slots. Zero where there is no such tap, and in slots past the last class.
+// slots. Zero where there is no such tap, and in slots past the last class. For KIND 5 a channel's are scaled by what its rows are
+// the inverse of.
 //
-// Parameters: `w`, `out`, `control` (the word of the largest magnitude, as bits of float32); i32: `groups`, `group_in`,
+// Parameters: `w`, `out`, for KIND 5 `bounds` (of each channel of the gradient, as `gradient_rows` has them), `control` (the word of the largest magnitude, as bits of float32); i32: `groups`, `group_in`,
 // `group_out`, `slots`; of depth, height, width: kernel, classes, step, count. Threads: 256. Grid: any number of blocks.
 
 #include "digits.cuh"
-#include "operand.cuh"
+#include "row_exponent.cuh"
 
-extern "C" __global__ void __launch_bounds__(256) gradient_weight(const Element *w, Element *out, unsigned *control, int groups, int group_in,
+extern "C" __global__ void __launch_bounds__(256) gradient_weight(const Element *w, Element *out,
+#if KIND == 5
+                                                                  const float *bounds,
+#endif
+                                                                  unsigned *control, int groups, int group_in,
                                                                   int group_out, int slots, int kernel_d, int classes_d, int step_d, int count_d,
                                                                   int kernel_h, int classes_h, int step_h, int count_h, int kernel_w,
                                                                   int classes_w, int step_w, int count_w) {
@@ -29,6 +34,9 @@ extern "C" __global__ void __launch_bounds__(256) gradient_weight(const Element 
         Element v{};
         if (jd < classes_d && td < kernel_d && th < kernel_h && tw < kernel_w)
             v = w[((((long long)(group * group_in + ci) * group_out + co) * kernel_d + td) * kernel_h + th) * kernel_w + tw];
+#if KIND == 5
+        v *= power(-row_exponent(bounds[group * group_out + co]));
+#endif
         out[first + threadIdx.x] = v;
         most = max(most, magnitude(v));
     }

@@ -2,10 +2,17 @@
 
 #pragma once
 
+#if KIND == 5
+#include "operand.cuh"
+#else
 #include "element.cuh"
+#endif
 
-/// Elements of 16 bytes.
-constexpr int ROW_VECTOR = 16 / sizeof(Element);
+#include <type_traits>
+
+/// What rows are of, and how many of these are 16 bytes.
+using Row = std::conditional_t<KIND == 5, Half, Element>;
+constexpr int ROW_VECTOR = 16 / sizeof(Row);
 
 /// Elements from a row to the next, and from 16 bytes of a row to its next: a row after the other, or panels, in which the same
 /// 16 bytes of neighbouring rows lie side by side.

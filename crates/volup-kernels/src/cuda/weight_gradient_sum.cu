@@ -1,16 +1,36 @@
-// Adds up partial gradients of the weight, in a fixed order, and puts them where they belong.
+// Adds up partial gradients of the weight, in a fixed order, and puts them where they belong. Those of KIND 5 are of operands that
+// were scaled, the gradient's channels of each part of the batch by what `row_exponent` makes of bounds of their own.
 //
-// Parameters: `partial` (as `direct_weight_gradient` has it), `dw` (`[ci][co][t]`); i32: `splits`, `taps`, `in_channels`,
-// `group_out`. Threads: 256. Grid: ceil(taps * in_channels * group_out / 256).
+// Parameters: `partial` (as `direct_weight_gradient` has it), `dw` (`[ci][co][t]`), for KIND 5 `bounds`, `control` (the words that the
+// input's exponent is of) and i32 `group_in`, `part_splits` (of a part of the batch), `part_bounds` (from a part's bounds to the next's; 0
+// if all have the same); i32: `splits`, `taps`, `in_channels`, `group_out`. Threads: 256. Grid: ceil(taps * in_channels * group_out / 256).
 
+#if KIND == 5
+#include "row_exponent.cuh"
+#else
 #include "element.cuh"
+#endif
 
-extern "C" __global__ void __launch_bounds__(256) weight_gradient_sum(const Sum *partial, Element *dw, int splits, int taps, int in_channels,
-                                                                      int group_out) {
+extern "C" __global__ void __launch_bounds__(256) weight_gradient_sum(const Sum *partial, Element *dw,
+#if KIND == 5
+                                                                      const float *bounds, const unsigned *control, int group_in,
+                                                                      int part_splits, int part_bounds,
+#endif
+                                                                      int splits, int taps, int in_channels, int group_out) {
     const long long pairs = (long long)in_channels * group_out, all = taps * pairs, at = blockIdx.x * 256ll + threadIdx.x;
     if (at >= all) return;
-    double sum = 0;
-    for (int split = 0; split < splits; split++) sum += partial[split * all + at];
     const long long t = at / pairs, pair = at - t * pairs;
+    double sum = 0;
+#if KIND == 5
+    const int ci = (int)(pair / group_out), channel = ci / group_in * group_out + (int)(pair - (long long)ci * group_out);
+    for (int split = 0, part = 0; split < splits; part++) {
+        double of_part = 0;
+        for (const int end = split + part_splits; split < end; split++) of_part += partial[split * all + at];
+        sum += of_part * scalbn(1.0, -row_exponent(bounds[part * part_bounds + channel]));
+    }
+    sum *= scalbn(1.0, -input_exponent(control));
+#else
+    for (int split = 0; split < splits; split++) sum += partial[split * all + at];
+#endif
     narrow((Sum)sum, &dw[pair * taps + t]);
 }

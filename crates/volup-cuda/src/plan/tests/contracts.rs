@@ -265,13 +265,15 @@ fn half_scale(call: &Call<'_>, machine: &mut Machine) {
     let [count, samples, columns, inner] = call.ints(["count", "samples", "columns", "inner"]);
     let [slice_out, out_channels, taps] = call.ints(["slice_out", "out_channels", "taps"]);
     let [in_per_group, out_per_group] = call.ints(["in_per_group", "out_per_group"]);
-    let (x, w, out) = (call.pointer("x"), call.pointer("w"), call.pointer("scale"));
-    assert!(samples > 0 && call.grid[0] > out_channels && call.grid[1..] == [1, 1]);
+    // One of both, if not both.
+    assert!(call.grid[0] > 0 && (call.grid[0] > out_channels) == (samples > 0) && call.grid[1..] == [1, 1]);
+    let x = call.pointer("x");
     for channel in 0..out_channels {
         let (group, of_group) = (channel / out_per_group, channel % out_per_group);
         let inputs = group * in_per_group..(group + 1) * in_per_group;
         let places =
             inputs.flat_map(|ci| (0..taps).map(move |tap| (ci * out_per_group + of_group) * taps + tap));
+        let (w, out) = (call.pointer("w"), call.pointer("scale"));
         let most = places.map(|at| bits(machine.read(w, at))).fold(0.0, f64::max);
         raise(call, machine, 1, most);
         for column in 0..columns {
@@ -280,6 +282,9 @@ fn half_scale(call: &Call<'_>, machine: &mut Machine) {
                 machine.write(out, channel / slice_out * columns + column, 1.0 / scale(most));
             }
         }
+    }
+    if samples == 0 {
+        return;
     }
     let pieces = (count + 3) / 4;
     let apart = (pieces + samples - 1) / samples;

@@ -1,6 +1,6 @@
 //! What the kernels of training do that deal with what follows the convolution, given their arguments.
 
-use super::contracts::activation;
+use super::contracts::{FINITE, activation, bits};
 use super::machine::{Call, Machine, Pointer};
 use super::norm::{self, PARTS};
 use volup::{Activation, reference};
@@ -9,8 +9,9 @@ use volup::{Activation, reference};
 const THREADS: i64 = 256;
 const VECTORS: i64 = 4;
 const TURNS: i64 = 8;
-/// Sums of a channel of a sample and chunk.
+/// Sums of a channel of a sample and chunk, then largest magnitudes.
 const SUMS: i64 = 5;
+const BOUNDED: i64 = 2;
 /// The names of the activations' codes and slopes.
 const FIRST: [&str; 2] = ["activation", "slope"];
 const POST: [&str; 2] = ["post", "post_slope"];
@@ -18,6 +19,16 @@ const POST: [&str; 2] = ["post", "post_slope"];
 /// The least number of tasks of a size that cover something.
 pub fn tasks(of: i64, size: i64) -> i64 {
     (of + size - 1) / size
+}
+
+/// Sums and magnitudes of a channel of a sample.
+fn found(call: &Call<'_>) -> i64 {
+    if call.size("KIND") == 5 { SUMS + BOUNDED } else { SUMS }
+}
+
+/// The larger of a magnitude and a number's that is finite.
+fn larger(most: f64, value: f64) -> f64 {
+    if bits(value) <= FINITE { most.max(value.abs()) } else { most }
 }
 
 /// How a tensor of the output's size is dealt out.
@@ -201,6 +212,7 @@ pub fn check(call: &Call<'_>) {
             let voxels = 1.0 / (call.float("by") * group_channels as f64);
             assert!(voxels > 0.5 && (voxels - voxels.round()).abs() < 1e-6 * voxels, "{voxels}: {what}");
             assert!(call.given("rstd").is_some() == call.given("gamma").is_some(), "{what}");
+            assert!(!call.has("steepest") || call.float("steepest") >= 1.5, "{what}");
         }
         kernel => {
             Chunks::new(call).check(call);
@@ -218,12 +230,12 @@ pub fn extents(call: &Call<'_>) -> Vec<(&'static str, i64)> {
     match call.kernel() {
         "gradient_merge" => {
             let [rows, chunks] = call.ints(["rows", "chunks"]);
-            vec![("sums", rows * chunks * SUMS), ("merged", rows * SUMS)]
+            vec![("sums", rows * chunks * found(call)), ("merged", rows * found(call))]
         }
         "gradient_vectors" => {
             let [samples, channels] = call.ints(["samples", "channels"]);
             let terms = if call.given("rstd").is_some() { 2 * samples * call.grid[0] } else { 0 };
-            vec![("merged", samples * channels * SUMS), ("terms", terms)]
+            vec![("merged", samples * channels * found(call)), ("terms", terms), ("bounds", channels)]
         }
         "channel_statistics" => {
             let Chunks { samples, channels, chunks, .. } = Chunks::new(call);
@@ -231,7 +243,7 @@ pub fn extents(call: &Call<'_>) -> Vec<(&'static str, i64)> {
         }
         "gradient_sums" => {
             let Chunks { samples, channels, chunks, .. } = Chunks::new(call);
-            vec![("sums", samples * channels * chunks * SUMS)]
+            vec![("sums", samples * channels * chunks * found(call))]
         }
         _ => Vec::new(),
     }
@@ -302,34 +314,46 @@ fn output(call: &Call<'_>, machine: &mut Machine) {
     }
 }
 
-/// Of each channel of each sample and chunk the sums of dv, dv*h, dv*f, f and h*f.
+/// Of each channel of each sample and chunk the sums of dv, dv*h, dv*f, f and h*f; the largest of dv*f and h*f of channels that a
+/// thread has together.
 fn sums(call: &Call<'_>, machine: &mut Machine) {
     let (chunks, epilogue) = (Chunks::new(call), Epilogue::new(call, machine));
     let (y, dz, out) = (call.given("y"), call.pointer("dz"), call.pointer("sums"));
     for (place, elements) in chunks.all(call) {
         let mut sums = [0.0; SUMS as usize];
-        for at in elements {
+        let mut largest = [0.0; BOUNDED as usize];
+        let own = if chunks.last { chunks.vector } else { 1 };
+        let first = place[1] / own * own;
+        for (at, channel) in elements.iter().flat_map(|at| (first..first + own).map(move |c| (at, c))) {
+            let at = at + channel - place[1];
             let y = y.map_or(0.0, |y| machine.read(y, at));
-            let At { h, v, .. } = epilogue.at(machine, [place[0], place[1]], y);
+            let At { h, v, .. } = epilogue.at(machine, [place[0], channel], y);
             let dv = back(epilogue.post, v, machine.read(dz, at));
             let slope = back(epilogue.first, y, 1.0);
             let terms = [dv, dv * h, back(epilogue.first, y, dv), slope, h * slope];
-            sums.iter_mut().zip(terms).for_each(|(sum, term)| *sum += term);
+            if channel == place[1] {
+                sums.iter_mut().zip(terms).for_each(|(sum, term)| *sum += term);
+            }
+            let of_norm = if call.given("y").is_some() { terms[4] } else { 0.0 };
+            largest = [larger(largest[0], terms[2]), larger(largest[1], of_norm)];
         }
-        for (which, sum) in (0..).zip(sums) {
-            machine.write(out, chunks.place(place) * SUMS + which, sum);
+        let found = found(call);
+        for (which, value) in (0..found).zip(sums.into_iter().chain(largest)) {
+            machine.write(out, chunks.place(place) * found + which, value);
         }
     }
 }
 
-/// Adds up the chunks of each row.
+/// Brings together the chunks of each row.
 fn merge(call: &Call<'_>, machine: &mut Machine) {
     let [rows, chunks] = call.ints(["rows", "chunks"]);
     let [sums, merged] = ["sums", "merged"].map(|name| call.pointer(name));
-    for (row, which) in (0..rows).flat_map(|row| (0..SUMS).map(move |which| (row, which))) {
-        let of_chunk = |chunk| machine.read(sums, (row * chunks + chunk) * SUMS + which);
-        let sum = (0..chunks).map(of_chunk).sum();
-        machine.write(merged, row * SUMS + which, sum);
+    let found = found(call);
+    for (row, which) in (0..rows).flat_map(|row| (0..found).map(move |which| (row, which))) {
+        let of_chunk = |chunk| machine.read(sums, (row * chunks + chunk) * found + which);
+        let all = (0..chunks).map(of_chunk);
+        let value = if which < SUMS { all.sum() } else { all.fold(0.0, f64::max) };
+        machine.write(merged, row * found + which, value);
     }
 }
 
@@ -344,7 +368,7 @@ fn vectors(call: &Call<'_>, machine: &mut Machine) {
         let of_group = group * group_channels..(group + 1) * group_channels;
         let scale = |machine: &Machine, channel| gamma.map_or(1.0, |gamma| machine.read(gamma, channel));
         let sum = |machine: &Machine, sample: i64, channel: i64, which: i64| {
-            machine.read(merged, (sample * channels + channel) * SUMS + which)
+            machine.read(merged, (sample * channels + channel) * found(call) + which)
         };
         // Of each sample rstd, q and r.
         let mut terms = vec![None; samples as usize];
@@ -360,7 +384,7 @@ fn vectors(call: &Call<'_>, machine: &mut Machine) {
             *terms = Some([rstd, q, r]);
         }
         for channel in of_group {
-            let mut totals = [0.0; 3];
+            let (mut totals, mut bound) = ([0.0; 3], 0.0);
             for (sample, terms) in (0..).zip(&terms) {
                 let [s0, s1, s2, s3, s4] = [0, 1, 2, 3, 4].map(|which| sum(machine, sample, channel, which));
                 totals[0] += match *terms {
@@ -369,6 +393,20 @@ fn vectors(call: &Call<'_>, machine: &mut Machine) {
                 };
                 totals[1] += s1;
                 totals[2] += s0;
+                if call.has("bounds") {
+                    let [s5, s6] = [5, 6].map(|which| sum(machine, sample, channel, which));
+                    let of_sample = match *terms {
+                        Some([rstd, q, r]) => {
+                            let steepest = call.float("steepest");
+                            (rstd * scale(machine, channel)).abs() * s5 + q.abs() * steepest + r.abs() * s6
+                        }
+                        None => s5,
+                    };
+                    bound = larger(bound, of_sample);
+                }
+            }
+            if let Some(bounds) = call.has("bounds").then(|| call.given("bounds")).flatten() {
+                machine.write(bounds, channel, bound);
             }
             for (out, total) in out.into_iter().zip(totals) {
                 out.into_iter().for_each(|out| machine.write(out, channel, total));

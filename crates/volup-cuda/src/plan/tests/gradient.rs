@@ -1,8 +1,9 @@
 //! What the kernels of the backward pass do, given their arguments: those that write and read rows. Those that deal with
 //! what follows the convolution are in `epilogue`.
 
-use super::contracts::{bits, raise};
+use super::contracts::{bits, raise, scale};
 use super::epilogue::{self, Epilogue, check_epilogue, tasks};
+use super::halo::input_scale;
 use super::machine::{Call, Machine, Pointer};
 use super::shuffle_gradient;
 use super::weight_gradient;
@@ -150,17 +151,20 @@ pub fn extents(call: &Call<'_>) -> Vec<(&'static str, i64)> {
             let terms = 2 * samples(call) * (call.int("channels") / call.int("group_channels"));
             let layout = RowLayout::new(call, call.pointer("out"));
             let out = layout.extent(rows, product(call, &["groups", "slots"]));
-            vec![("out", out), ("control", 1), ("terms", terms)]
+            vec![("out", out), ("control", 1), ("terms", terms), ("bounds", call.int("channels"))]
         }
         "gradient_weight" => {
             let taps: i64 = of_axes(call, "count").iter().product();
-            vec![("out", taps * product(call, &["groups", "slots", "group_in"])), ("control", 1)]
+            let out = taps * product(call, &["groups", "slots", "group_in"]);
+            vec![("out", out), ("control", 1), ("bounds", product(call, &["groups", "group_out"]))]
         }
         "direct_input_gradient" | "direct_weight_gradient" => {
             let rows = product(call, &["n", "d_rows", "h_rows", "w_rows"]);
             let layout = RowLayout::new(call, call.pointer("rows"));
             let extent = layout.extent(rows, product(call, &["groups", "slots"]));
-            let mut found = vec![("control", 2), ("rows", extent)];
+            let words = if call.size("KIND") == 5 { 5 } else { 2 };
+            let mut found = vec![("control", words), ("rows", extent)];
+            found.push(("bounds", product(call, &["groups", "group_out"])));
             if call.has("partial") {
                 let pairs = product(call, &["groups", "group_in", "group_out", "splits"]);
                 found.push(("partial", pairs * product(call, &["d_kernel", "h_kernel", "w_kernel"])));
@@ -172,8 +176,15 @@ pub fn extents(call: &Call<'_>) -> Vec<(&'static str, i64)> {
         "weight_gradient_lines" => weight_gradient_lines::extents(call),
         "weight_gradient_narrow" => weight_gradient_narrow::extents(call),
         "weight_gradient_sum" => {
-            vec![("partial", product(call, &["splits", "taps", "in_channels", "group_out"]))]
+            let mut found = vec![("partial", product(call, &["splits", "taps", "in_channels", "group_out"]))];
+            if call.has("bounds") {
+                let parts = call.int("splits") / call.int("part_splits");
+                let own = call.int("in_channels") / call.int("group_in") * call.int("group_out");
+                found.extend([("bounds", (parts - 1) * call.int("part_bounds") + own), ("control", 5)]);
+            }
+            found
         }
+        "half_input" => vec![("out", call.int("count")), ("control", 5)],
         _ => epilogue::extents(call),
     }
 }
@@ -224,6 +235,10 @@ pub fn check(call: &Call<'_>) {
             let [splits, all] =
                 [&["splits"][..], &["taps", "in_channels", "group_out"]].map(|n| product(call, n));
             assert!(splits > 0 && blocks == tasks(all, THREADS), "{what}");
+            assert!(!call.has("part_splits") || splits % call.int("part_splits") == 0, "{what}");
+        }
+        "half_input" => {
+            assert!(call.pointer("x").at % 16 == 0 && call.pointer("out").at % 16 == 0, "{what}");
         }
         _ => epilogue::check(call),
     }
@@ -264,7 +279,28 @@ pub fn run(call: &Call<'_>, machine: &mut Machine) {
         "weight_gradient_lines" => weight_gradient_lines::run(call, machine),
         "weight_gradient_narrow" => weight_gradient_narrow::run(call, machine),
         "weight_gradient_sum" => sum(call, machine),
+        "half_input" => half_input(call, machine),
         _ => epilogue::run(call, machine),
+    }
+}
+
+/// What a channel of a gradient's rows is scaled by; 1 where nothing is.
+fn row_scale(call: &Call<'_>, machine: &Machine, channel: i64) -> f64 {
+    let bounds = if call.has("bounds") { call.given("bounds") } else { None };
+    bounds.map_or(1.0, |bounds| scale(bits(machine.read(bounds, channel))).min(100f64.exp2()))
+}
+
+/// What the input is scaled by of kernels that know; 1 where nothing is.
+fn input_scaled_by(call: &Call<'_>, machine: &Machine) -> f64 {
+    if call.size("KIND") == 5 { input_scale(call, machine) } else { 1.0 }
+}
+
+/// The input, scaled.
+fn half_input(call: &Call<'_>, machine: &mut Machine) {
+    let ([x, out], by) = (["x", "out"].map(|name| call.pointer(name)), input_scaled_by(call, machine));
+    for at in 0..call.int("count") {
+        let value = machine.read(x, at) * by;
+        machine.write(out, at, value);
     }
 }
 
@@ -292,6 +328,7 @@ fn rows(call: &Call<'_>, machine: &mut Machine) {
                     let y = machine.read(y, from + c * x_c);
                     value = epilogue.gradient(machine, [sample, c], terms, [y, value]);
                 }
+                value *= row_scale(call, machine, c);
                 most = bits(value).max(most);
                 machine.write(out, steps.at(line, [c / group_in, class, c % group_in]), value);
             }
@@ -323,7 +360,8 @@ fn weight(call: &Call<'_>, machine: &mut Machine) {
         let t = t.filter(|t| (0..3).all(|a| t[a] < kernel[a]));
         let value = t.map_or(0.0, |[td, th, tw]| {
             let pair = (group * group_in + ci) * group_out + co;
-            machine.read(w, ((pair * kernel[0] + td) * kernel[1] + th) * kernel[2] + tw)
+            let by = row_scale(call, machine, group * group_out + co);
+            machine.read(w, ((pair * kernel[0] + td) * kernel[1] + th) * kernel[2] + tw) / by
         });
         most = bits(value).max(most);
         machine.write(out, at, value);
@@ -372,7 +410,9 @@ fn direct_input(call: &Call<'_>, machine: &mut Machine) {
             let mut sum = 0.0;
             for &[t, class, row] in &reads {
                 for co in 0..group_out {
-                    let dy = machine.read(rows, steps.at(row, [channel / group_in, class, co]));
+                    let group = channel / group_in;
+                    let dy = machine.read(rows, steps.at(row, [group, class, co]));
+                    let dy = dy / row_scale(call, machine, group * group_out + co);
                     sum += dy * machine.read(w, (channel * group_out + co) * taps + t);
                 }
             }
@@ -395,11 +435,12 @@ fn direct_weight(call: &Call<'_>, machine: &mut Machine) {
     let taps: i64 = axes.iter().map(|axis| axis.kernel).product();
     let channels = groups * group_in;
     let mut sums = vec![0.0; (splits * taps * channels * group_out) as usize];
+    let by = input_scaled_by(call, machine);
     let voxels = (0..n).flat_map(|n| every(axes.each_ref().map(|axis| axis.input)).map(move |i| (n, i)));
     for (voxel, (sample, i)) in (0..).zip(voxels) {
         let split = voxel / PIECE % splits;
         let from = sample * x_n + i[0] * x_d + i[1] * x_h + i[2] * x_w;
-        let of_x: Vec<f64> = (0..channels).map(|ci| machine.read(x, from + ci * x_c)).collect();
+        let of_x: Vec<f64> = (0..channels).map(|ci| by * machine.read(x, from + ci * x_c)).collect();
         for [t, class, row] in reads(&axes, sample, i) {
             for (ci, x) in (0..).zip(&of_x) {
                 let first = ((split * taps + t) * channels + ci) * group_out;
@@ -418,7 +459,16 @@ fn sum(call: &Call<'_>, machine: &mut Machine) {
     let [splits, taps, in_channels, group_out] = call.ints(["splits", "taps", "in_channels", "group_out"]);
     let (partial, dw, pairs) = (call.pointer("partial"), call.pointer("dw"), in_channels * group_out);
     for (t, pair) in (0..taps).flat_map(|t| (0..pairs).map(move |pair| (t, pair))) {
-        let part = |split| machine.read(partial, (split * taps + t) * pairs + pair);
+        let part = |split| {
+            let of_part = machine.read(partial, (split * taps + t) * pairs + pair);
+            if !call.has("bounds") {
+                return of_part;
+            }
+            let [group_in, part_splits, part_bounds] = call.ints(["group_in", "part_splits", "part_bounds"]);
+            let channel = pair / group_out / group_in * group_out + pair % group_out;
+            let channel = split / part_splits * part_bounds + channel;
+            of_part / row_scale(call, machine, channel) / input_scaled_by(call, machine)
+        };
         let sum = (0..splits).map(part).sum();
         machine.write(dw, pair * taps + t, sum);
     }

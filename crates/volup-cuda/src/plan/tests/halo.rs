@@ -26,7 +26,7 @@ fn scaled(call: &Call<'_>) -> bool {
 }
 
 /// What the input is scaled by: one fp16 is by what some of it has shown, if that is not zero.
-fn input_scale(call: &Call<'_>, machine: &Machine) -> f64 {
+pub fn input_scale(call: &Call<'_>, machine: &Machine) -> f64 {
     let word = |at| machine.read(call.pointer("control"), at);
     match call.size("KIND") {
         2 => scale(word(0)),

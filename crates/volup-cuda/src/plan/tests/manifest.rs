@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 const VARIANTS: &str = include_str!("../../../../volup-kernels/variants.toml");
 
 /// The kernels' files by family; those in CUDA C++ by kernel.
-const SOURCES: [(&str, &str); 35] = [
+const SOURCES: [(&str, &str); 36] = [
     ("block_output", include_str!("../../../../volup-kernels/src/cuda/block_output.cu")),
     ("box_gemm", include_str!("../../../../volup-kernels/src/cuda/box_gemm.cu")),
     ("box_pack_weight", include_str!("../../../../volup-kernels/src/cuda/box_pack_weight.cu")),
@@ -27,6 +27,7 @@ const SOURCES: [(&str, &str); 35] = [
     ("group_merge", include_str!("../../../../volup-kernels/src/cuda/group_merge.cu")),
     ("group_scale", include_str!("../../../../volup-kernels/src/cuda/group_scale.cu")),
     ("group_statistics", include_str!("../../../../volup-kernels/src/cuda/group_statistics.cu")),
+    ("half_input", include_str!("../../../../volup-kernels/src/cuda/half_input.cu")),
     ("half_scale", include_str!("../../../../volup-kernels/src/cuda/half_scale.cu")),
     ("halo_gemm", include_str!("../../../../volup-kernels/src/cuda/halo_gemm.cu")),
     ("halo_pack_input", include_str!("../../../../volup-kernels/src/cuda/halo_pack_input.cu")),
@@ -159,6 +160,7 @@ fn declared_in_cuda(variant: &Variant, source: &'static str) -> Signature {
     for line in list.lines() {
         keep = match line.split_once(' ') {
             Some(("#if", "SCALED")) => kind == 2 || kind == 5,
+            Some(("#if", "KIND == 5")) => kind == 5,
             Some(("#if", "PARTED")) => kind == 2 || kind == 3,
             Some(("#ifdef", "SHORT")) => short,
             Some(("#ifdef", "COUNTS")) => counts,
@@ -183,6 +185,15 @@ fn declared_in_cuda(variant: &Variant, source: &'static str) -> Signature {
             "double" => "f64",
             "char" | "uint4" => packed,
             "Element" => element,
+            "Half" => "*mut f16",
+            // What gradients are multiplied as.
+            "Row" | "Stored" => {
+                if kind == 5 {
+                    "*mut f16"
+                } else {
+                    element
+                }
+            }
             "Sum" => sum,
             "float" => "*mut f32",
             "unsigned" => "*mut i32",

@@ -113,14 +113,17 @@ fn check(plan: &Plan, request: &Request, what: &str) {
         let is_cleared = |at: usize| (at..at + words).all(|at| cleared.contains(&(at as u64)));
         assert!(control.is_none_or(|control| is_cleared(control.at)), "{} of {what}", call.variant.name);
         let tf32 = request.dtype == DType::F32 && request.precision == Precision::Tf32;
-        assert!(!call.has("round") || call.int("round") == i64::from(tf32), "{what}");
         let kind = call.variant.param("KIND").expect("a kind of numbers");
+        // What is one fp16 needs no rounding, nor does what that is made of.
+        let halves = call.variant.types == ["f16"] || kind == 5;
+        let rounded = i64::from(tf32 && !halves);
+        assert!(!call.has("round") || call.int("round") == rounded, "{what}");
         let right = match request.dtype {
             DType::F64 => kind == 4,
             DType::F32 if call.kernel() == "shuffle_gradient" || OF_WEIGHT.contains(&call.kernel()) => {
-                kind == if tf32 { 1 } else { 3 }
+                kind == if tf32 { 1 } else { 3 } || tf32 && halves
             }
-            DType::F32 => kind == 1,
+            DType::F32 => kind == 1 || tf32 && halves,
             _ => kind == 0 || call.kernel() == "gradient_merge" && kind == 1,
         };
         assert!(right, "{} of {what}", call.variant.name);
@@ -157,12 +160,14 @@ fn candidates_are_a_tile_each() {
     let variants: Vec<&Variant> = variants.iter().collect();
     for case in cases().iter().filter(|case| ["k3", "k-s", "k-long-w"].contains(&case.name)) {
         for request in requests(case, 0).iter().filter(|request| request.dtype != DType::F64) {
-            let Task::Backward(Wanted { weight: true, .. }) = request.task else { continue };
+            let Task::Backward(Wanted { weight: true, input, .. }) = request.task else { continue };
             let first = Plan::new(request, &hopper(), &variants).expect("a plan");
             let plans = Plan::candidates(request, &hopper(), &variants, 16).expect("plans");
             let texts: Vec<String> = plans.iter().map(ToString::to_string).collect();
             assert_eq!(plans[0], first);
-            assert!(plans.is_sorted_by(|one, other| one.seconds() <= other.seconds()), "{texts:#?}");
+            // They are in the order of the time that both gradients take.
+            let sorted = plans.is_sorted_by(|one, other| one.seconds() <= other.seconds());
+            assert!(sorted || !input, "{texts:#?}");
             assert_eq!(texts.iter().collect::<BTreeSet<_>>().len(), plans.len(), "{texts:#?}");
             assert!(plans.len() > 1, "{texts:#?}");
         }
