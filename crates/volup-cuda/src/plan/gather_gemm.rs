@@ -5,7 +5,7 @@ use super::epilogue_statistics::Rows;
 use super::norm::{self, Way};
 use super::pack::{self, Operand};
 use super::panels::{
-    InputPanels, MOST_STAGES, PACKER_BYTES, WeightPanels, may_pack_along, packs, table_bytes, tile_rows,
+    InputPanels, MOST_STAGES, WeightPanels, may_pack_along, packer_bytes, packs, table_bytes, tile_rows,
 };
 use super::phases::{Lattice, PhaseAxis, taps_of_residues};
 use super::{
@@ -168,7 +168,7 @@ impl<'a> GatherGemm<'a> {
         let blocks = cout.div_ceil(channels);
 
         let (stage, unit) = (PANELS * 16 * stage_rows, PANELS * 16 * n * lines);
-        let fixed = FIXED + table_bytes(kernel) + if along { PACKER_BYTES } else { 0 };
+        let fixed = FIXED + table_bytes(kernel) + if along { packer_bytes(context) } else { 0 };
         let room = (SHARED - RESERVED).checked_sub(fixed)?;
         if 2 * stage + 3 * unit > room {
             return None;

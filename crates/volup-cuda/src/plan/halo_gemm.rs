@@ -5,7 +5,7 @@ mod steps;
 
 use super::classes::Short;
 use super::pack::Operand;
-use super::panels::{InputPanels, MOST_STAGES, PACKER_BYTES, may_pack_along, packs, table_bytes, tile_rows};
+use super::panels::{InputPanels, MOST_STAGES, may_pack_along, packer_bytes, packs, table_bytes, tile_rows};
 use super::phases::{Lattice, PhaseAxis};
 use super::{Context, RESERVED, SHARED, size, strides};
 use crate::Variant;
@@ -271,7 +271,7 @@ impl<'a> Halo<'a> {
         let parts = operand.parts();
         let limit = (1..=MOST_BLOCKS).contains(&ctas).then(|| SHARED / ctas - RESERVED)?;
         let fixed = FIXED + table_bytes(kernel) + fold.map_or(0, |fold| fold.bytes(kernel));
-        let room = limit.checked_sub(fixed + if along { PACKER_BYTES } else { 0 })?;
+        let room = limit.checked_sub(fixed + if along { packer_bytes(context) } else { 0 })?;
         let channel_panels = slice_in.div_ceil(16 / operand.bytes());
         let panels = block * channel_panels;
         let mut fitting = None;
@@ -365,7 +365,7 @@ impl<'a> Halo<'a> {
         let there = of_d * of_h * of_w;
         let stages_there = of_d * if whole_h { 1.0 } else { of_h };
         let instructions = instructions * there;
-        let clocks = (0.5 * n as f64).max(18.0 + n as f64 / 4.0);
+        let clocks = (0.5 * n as f64).max(14.0 + n as f64 / 4.0);
         let side_by_side = device * ctas as f64;
         let mut full = tiles as f64 / ((tiles as f64 / side_by_side).ceil() * side_by_side);
         let mut by_work = false;

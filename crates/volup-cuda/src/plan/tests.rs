@@ -23,6 +23,7 @@ mod norm;
 mod operand;
 mod results;
 mod rows;
+mod scaled_gradient_plans;
 mod shuffle;
 mod shuffle_gradient;
 mod shuffle_gradient_plans;

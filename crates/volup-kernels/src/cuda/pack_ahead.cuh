@@ -24,7 +24,7 @@
 /// Neighbours of a line that are a unit.
 constexpr int VOXELS = 4;
 /// The warps that pack, the bytes of shared memory of one, and in how many parts they bring x there one after the other.
-constexpr int PACKERS = 3, PACKER_BYTES = 8192, ROUND = 32 * VOXELS * E * sizeof(Element), ROUNDS = PACKER_BYTES / ROUND;
+constexpr int PACKERS = 3, PACKER_BYTES = 4096 * sizeof(Element) / 2, ROUND = 32 * VOXELS * E * sizeof(Element), ROUNDS = PACKER_BYTES / ROUND;
 
 /// What lines, planes and samples of rows, and lines of units, are counted by.
 struct PackDivisors {

@@ -328,7 +328,8 @@ fn pack_weight(call: &Call<'_>, machine: &mut Machine) {
 
 /// Bytes of shared memory of the warps that pack the input beside products.
 pub fn packer_bytes(call: &Call<'_>) -> i64 {
-    if call.int("ahead") > 0 { 3 * 8192 } else { 0 }
+    let width = call.pointer("x").width as i64;
+    if call.int("ahead") > 0 { 3 * 2048 * width } else { 0 }
 }
 
 /// Rows of a tile.
