@@ -13,6 +13,8 @@ const TURNS: usize = 8;
 /// Sums of a channel of a sample, and largest magnitudes where its gradient becomes one fp16.
 const SUMS: usize = 5;
 const BOUNDED: usize = 2;
+/// Channels of a block that makes gradients of vectors, of no group.
+const APIECE: usize = 8;
 /// What no slope of an activation is past, but that of leaky ReLU.
 const STEEPEST: f64 = 1.5;
 
@@ -228,7 +230,11 @@ impl Sums {
         steps: &mut Vec<Step>,
     ) -> Result<()> {
         let [samples, channels, ..] = context.request.geometry.output_shape();
-        let group_channels = group_channels(context);
+        // Where nothing is normalized any channels are a block's.
+        let group_channels = match context.request.block.norm() {
+            Some(_) => group_channels(context),
+            None => (1..=APIECE).rev().find(|&few| channels.is_multiple_of(few)).unwrap_or(1),
+        };
         let [_, rstd, gamma, _] = norm_arguments(context);
         let [merged, terms] = [self.merged, self.terms].map(|at| Argument::Pointer(Buffer::Workspace, at));
         let mut arguments = vec![merged, rstd, gamma, terms];
