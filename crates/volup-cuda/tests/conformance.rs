@@ -10,8 +10,12 @@ use volup_cuda::{Algorithm, CudaEngine};
 const RUNS: u64 = 300;
 
 fn passes(precision: Precision, algorithm: Option<Algorithm>) {
+    passes_by(precision, algorithm, None);
+}
+
+fn passes_by(precision: Precision, algorithm: Option<Algorithm>, kernel: Option<&str>) {
     if let Some(engine) = gpu::or_skip(CudaEngine::new(0, precision)) {
-        let engine = engine.with_algorithm(algorithm);
+        let engine = engine.with_algorithm(algorithm).with_kernel(kernel.map(str::to_string)).unwrap();
         conformance(&engine);
         random_runs(&engine, RUNS);
     }
@@ -35,6 +39,15 @@ fn each_family_in_ieee() {
 #[test]
 fn each_family_in_tf32() {
     Algorithm::ALL.into_iter().for_each(|algorithm| passes(Precision::Tf32, Some(algorithm)));
+}
+
+/// Operands of one fp16, which are seldom expected to be faster where there is so little.
+#[test]
+fn scaled_in_tf32() {
+    for algorithm in [Algorithm::HaloGemm, Algorithm::GatherGemm] {
+        passes_by(Precision::Tf32, Some(algorithm), Some("half_scale"));
+    }
+    trains(Precision::Tf32, None, Some("half_input"));
 }
 
 /// What the plan seldom takes in training for what is as small as tests are: families whose forward pass is another one there,

@@ -51,8 +51,9 @@ const KINDS: [(DType, Precision); 5] = [
     (DType::F64, Precision::Ieee),
 ];
 
-/// What only plans of larger outputs launch unless they are asked to.
-const COUNTING: &str = "group_merge";
+/// What only plans of larger outputs launch unless they are asked to, of the forward pass and of the backward pass.
+const OF_LARGER: [&str; 2] = ["group_merge", "half_scale"];
+const OF_LARGER_BACKWARD: &str = "half_input";
 
 /// Tensors in one piece of memory, with some of it between them.
 #[derive(Default)]
@@ -176,14 +177,18 @@ fn plans(sample: &Sample, device: &DeviceInfo, variants: &[&Variant]) -> Result<
         }
     }
     let mut plans = Vec::<Asked>::new();
-    for request in requests {
+    for &request in &requests {
         let plan = Plan::new(&request, device, variants)?;
         if plans.iter().all(|(.., other)| other.steps != plan.steps) {
             plans.push((request, None, plan));
         }
     }
-    let counting = Plan::with_kernel(&forward, device, variants, COUNTING)?;
-    plans.extend(counting.map(|plan| (forward, Some(COUNTING), plan)));
+    let backward = requests.iter().find(|request| matches!(request.task, Task::Backward(_)));
+    let larger = OF_LARGER.map(|kernel| (&forward, kernel)).into_iter();
+    for (request, kernel) in larger.chain(backward.map(|request| (request, OF_LARGER_BACKWARD))) {
+        let plan = Plan::with_kernel(request, device, variants, kernel)?;
+        plans.extend(plan.map(|plan| (*request, Some(kernel), plan)));
+    }
     Ok(plans)
 }
 
@@ -208,8 +213,12 @@ impl Sample {
         let engine = || CudaEngine::new(device.ordinal(), self.precision);
         let roundoff = engine()?.operand_roundoff(dtype);
         let expected = forward(&case.block, &case.geometry(), &self.parameters, &self.input, roundoff);
-        let trained = if self.infinite { None } else { Some(self.trained(&engine()?)?) };
+        let by_plan = if self.infinite { None } else { Some(self.trained(&engine()?)?) };
         for (request, kernel, plan) in plans(self, device.info(), variants)? {
+            let engine = || engine()?.with_kernel(kernel.map(String::from));
+            let asked = kernel.is_some() && request.task != Task::Forward;
+            let trained = if asked { Some(self.trained(&engine()?)?) } else { None };
+            let trained = trained.as_ref().or(by_plan.as_ref());
             let task = match request.task {
                 Task::Forward => "forward",
                 Task::Training => "forward for training",
@@ -217,10 +226,10 @@ impl Sample {
             };
             let what = format!("{self}, {task}, {plan}");
             let (mut given, mut results) = (self.given(), Packed::default());
-            match (request.task, &trained) {
+            match (request.task, trained) {
                 (Task::Forward, _) => {
                     let engine = engine()?.with_algorithm(request.algorithm);
-                    let output = self.output(&engine.with_kernel(kernel.map(String::from))?)?;
+                    let output = self.output(&engine)?;
                     let deviation = compare(&expected, &output);
                     assert!(deviation.is_ok(), "{what}: {deviation}");
                     results.add(|to| &mut to.output, Some(&output));
