@@ -113,9 +113,7 @@ impl<'a> Backward<'a> {
         let by_rows = Backward { wanted: both, ..by_rows };
         let mut all: Vec<_> = by_rows.without_rows().into_iter().collect();
         all.extend(by_rows.of_factors()?);
-        let request = context.request;
-        let may = context.kernel("half_input", &[], &[]).is_ok();
-        if may && (request.dtype, request.precision) == (DType::F32, Precision::Tf32) {
+        if context.bounds_gradients() {
             let by_halves = with(Context { scaled: true, ..context })?;
             all.extend(Backward { wanted: both, ..by_halves }.of_factors()?);
         }
@@ -462,7 +460,7 @@ impl<'a> Backward<'a> {
     /// The launch that writes rows that lie so, by a kernel for elements of a type and kind.
     fn rows_step(
         &self,
-        (types, kind): (Vec<&'static str>, i64),
+        (types, kind): epilogue::Element,
         mut arguments: Vec<Argument>,
         axes: [[usize; 6]; 3],
         channels: usize,

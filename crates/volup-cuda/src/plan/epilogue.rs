@@ -25,8 +25,11 @@ pub(super) const NULL: Argument = Argument::I64(0);
 pub(super) const SAVED: [Argument; 2] =
     [Argument::Pointer(Buffer::Mean, 0), Argument::Pointer(Buffer::Rstd, 0)];
 
-/// The types and the `KIND` of kernels that are compiled for each type of tensors.
-pub(super) fn element(context: Context<'_>) -> (Vec<&'static str>, i64) {
+/// The types and the `KIND` of a kernel.
+pub(super) type Element = (Vec<&'static str>, i64);
+
+/// Those of kernels that are compiled for each type of tensors.
+pub(super) fn element(context: Context<'_>) -> Element {
     match context.request.dtype {
         DType::F32 => (vec![], if context.scaled { 5 } else { 1 }),
         DType::F16 | DType::Bf16 => (vec![context.type_name()], 0),
@@ -84,8 +87,7 @@ impl Chunks {
         }
     }
 
-    fn kernel(&self, context: Context<'_>, name: &str) -> Result<Variant> {
-        let (types, kind) = element(context);
+    fn kernel(&self, context: Context<'_>, name: &str, (types, kind): Element) -> Result<Variant> {
         let params = [("KIND", kind), ("LAST", i64::from(self.last)), ("VECTOR", self.vector as i64)];
         context.kernel(name, &types, &params).copied()
     }
@@ -126,7 +128,11 @@ pub(super) fn statistics(
     push(&mut arguments, [of.voxels, of.channels, of.chunks, of.channel_blocks])?;
     let (code, slope) = activation_code(context.request.block.activation());
     arguments.extend([code.into(), Argument::F64(slope)]);
-    steps.push(Step::launch(of.kernel(context, "channel_statistics")?, grid(of.blocks)?, arguments));
+    steps.push(Step::launch(
+        of.kernel(context, "channel_statistics", element(context))?,
+        grid(of.blocks)?,
+        arguments,
+    ));
     // Of a group and sample the channels are what others call chunks, and theirs lie side by side.
     let per_group = of.channels / norm.groups();
     let between = [of.channels * of.chunks, per_group * of.chunks, of.chunks, 0];
@@ -142,7 +148,11 @@ pub(super) fn output(context: Context<'_>, steps: &mut Vec<Step>) -> Result<()> 
     arguments.extend(norm_arguments(context));
     push(&mut arguments, [of.voxels, of.channels, group_channels(context), of.chunks, of.channel_blocks])?;
     push_activations(context, &mut arguments);
-    steps.push(Step::launch(of.kernel(context, "block_output")?, grid(of.blocks)?, arguments));
+    steps.push(Step::launch(
+        of.kernel(context, "block_output", element(context))?,
+        grid(of.blocks)?,
+        arguments,
+    ));
     Ok(())
 }
 
@@ -163,7 +173,7 @@ impl Sums {
         let merged = workspace.take(samples * channels * sums(context) * 8);
         let terms = workspace.take(samples * term_bytes(context));
         // Of each part of the batch, at most as many as there are samples.
-        let bounds = workspace.take(if context.scaled { samples * channels * 4 } else { 0 });
+        let bounds = workspace.take(if context.bounds_gradients() { samples * channels * 4 } else { 0 });
         Sums { merged, terms, bounds }
     }
 
@@ -206,14 +216,17 @@ impl Sums {
             [of.voxels, of.channels, group_channels(context), of.chunks, of.channel_blocks],
         )?;
         push_activations(context, &mut arguments);
-        steps.push(Step::launch(of.kernel(context, "gradient_sums")?, grid(of.blocks)?, arguments));
+        steps.push(Step::launch(
+            of.kernel(context, "gradient_sums", summed(context))?,
+            grid(of.blocks)?,
+            arguments,
+        ));
 
         let mut arguments = vec![sums, Argument::Pointer(Buffer::Workspace, self.merged)];
         push(&mut arguments, [rows, of.chunks])?;
-        let kind = match context.request.dtype {
-            DType::F64 => 4,
-            _ if context.scaled => 5,
-            _ => 1,
+        let kind = match summed(context) {
+            (_, 0) => 1,
+            (_, kind) => kind,
         };
         let merge = *context.kernel("gradient_merge", &[], &[("KIND", kind)])?;
         steps.push(Step::launch(merge, grid(rows.div_ceil(THREADS / 32))?, arguments));
@@ -246,8 +259,10 @@ impl Sums {
                 },
             ),
         );
-        if context.scaled {
+        let (types, kind) = summed(context);
+        if kind == 5 {
             let (_, slope) = activation_code(context.request.block.activation());
+            let bounded = bounded && context.scaled;
             arguments.push(if bounded { Argument::Pointer(Buffer::Workspace, self.bounds) } else { NULL });
             arguments.push(Argument::F64(STEEPEST * slope.abs().max(1.0)));
         }
@@ -255,14 +270,21 @@ impl Sums {
         let values = group_channels * context.request.geometry.output_voxels();
         arguments.push(Argument::F64(1.0 / values as f64));
         let groups = grid(channels / group_channels)?;
-        steps.push(Step::launch(kernel(context, "gradient_vectors")?, groups, arguments));
+        let kernel = *context.kernel("gradient_vectors", &types, &[("KIND", kind)])?;
+        steps.push(Step::launch(kernel, groups, arguments));
         Ok(())
     }
 }
 
+/// The types and the `KIND` of kernels that deal with sums.
+fn summed(context: Context<'_>) -> Element {
+    let (types, kind) = element(context);
+    (types, if context.bounds_gradients() { 5 } else { kind })
+}
+
 /// Sums of a channel of a sample, and what else is found of it.
 fn sums(context: Context<'_>) -> usize {
-    if context.scaled { SUMS + BOUNDED } else { SUMS }
+    if context.bounds_gradients() { SUMS + BOUNDED } else { SUMS }
 }
 
 /// Bytes of the terms of a sample.

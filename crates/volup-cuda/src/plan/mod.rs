@@ -248,6 +248,13 @@ impl<'a> Context<'a> {
         if self.scaled { 2 } else { self.request.dtype.size() }
     }
 
+    /// Whether the sums of a backward pass bound gradients, by which they may be scaled to one fp16. That is so whatever multiplies
+    /// them, as gradients of vectors are of these sums: each alone has the bits that it has with others.
+    fn bounds_gradients(self) -> bool {
+        let tf32 = (self.request.dtype, self.request.precision) == (DType::F32, Precision::Tf32);
+        tf32 && self.kernel("half_input", &[], &[]).is_ok()
+    }
+
     /// The kernels of a function, which the entry is named after, for some types: in a tile kernel's cubin
     /// with an ending.
     fn kernels(self, kernel: &str, types: &[&str]) -> impl Iterator<Item = &'a Variant> {

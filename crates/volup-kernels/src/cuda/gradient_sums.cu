@@ -96,8 +96,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, KIND == 4 ? 1 : LAST ? 2 :
                         to[0] += dv[e];
                         to[1] += dv[e] * h[e];
                         to[3] += f[e];
-                        // One operation, whoever else asks for the product: KIND 5 has the same bits.
-                        to[4] = fma(h[e], f[e], to[4]);
+                        to[4] += h[e] * f[e];
                         if (SUMS > ADDED) total[0][SUMS - 1] = larger_finite(total[0][SUMS - 1], h[e] * f[e]);
                     }
                     first.back(dv, f);
