@@ -26,7 +26,7 @@ const SHARE: usize = 8;
 /// turns of all blocks.
 const AHEAD: usize = 3;
 /// What packing beside products takes of the time that it takes by itself, of one part and of two: both take the GPU's power.
-const BESIDE: [f64; 2] = [0.6, 0.8];
+const BESIDE: [f64; 2] = [0.6, 1.2];
 /// Bytes a second of the input that may be packed so: of elements of 2 bytes, of 4; of these in two parts where each row is a
 /// position, so that lanes exchange what they have, for each panel up to so many.
 const PACKED: [f64; 2] = [0.5e12, 1e12];
