@@ -93,10 +93,7 @@ CHECKED = {
         name: ("--gradients", "--kernel", name, "--algorithm", family)
         for name, family in KERNELS.items()
     },
-    **{
-        name: ("--kernel", "half_scale", "--algorithm", family)
-        for name, family in SCALED.items()
-    },
+    **{name: ("--kernel", "half_scale", "--algorithm", family) for name, family in SCALED.items()},
 }
 TOOLS = ("memcheck", "racecheck", "initcheck")
 SANITIZER_ERROR = 86

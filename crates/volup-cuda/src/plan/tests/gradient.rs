@@ -238,7 +238,7 @@ pub fn check(call: &Call<'_>) {
             assert!(!call.has("part_splits") || splits % call.int("part_splits") == 0, "{what}");
         }
         "half_input" => {
-            assert!(call.pointer("x").at % 16 == 0 && call.pointer("out").at % 16 == 0, "{what}");
+            assert!(["x", "out"].iter().all(|name| call.pointer(name).at.is_multiple_of(16)), "{what}");
         }
         _ => epilogue::check(call),
     }

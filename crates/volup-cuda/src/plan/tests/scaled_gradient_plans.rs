@@ -29,7 +29,7 @@ fn plans(example: &Example, variants: &[&Variant]) -> Vec<(Request, Plan)> {
         for format in FORMATS {
             let request = example.request(task, Precision::Tf32, [format, format]);
             let plans = scaled(&request, &hopper, variants);
-            all.extend(plans.into_iter().map(|plan| (request.clone(), plan)));
+            all.extend(plans.into_iter().map(|plan| (request, plan)));
         }
     }
     all
