@@ -218,6 +218,8 @@ impl<'a> Backward<'a> {
         let statistics = if self.again.is_some() { request.geometry.batch() * self.statistic() } else { 0 };
         let statistics = [(); 2].map(|()| workspace.take(statistics));
         let (mut control, mut gradient, mut weight, mut partial) = (0, 0, 0, 0);
+        // Whether each part has bounds of its own, and a weight that is scaled by what follows from them.
+        let anew = context.scaled && self.again.is_some();
         if factors && self.both.is_none() {
             control = workspace.take(CONTROL_WORDS * 4);
             steps.push(Step::Clear { at: control, words: CONTROL_WORDS });
@@ -228,7 +230,7 @@ impl<'a> Backward<'a> {
             }
             if self.input.is_some() {
                 weight = workspace.take(self.input_weight_elements() * request.dtype.size());
-                if self.again.is_none() || !context.scaled {
+                if !anew {
                     self.input_weight(control, weight, sums, steps)?;
                 }
             }
@@ -262,7 +264,7 @@ impl<'a> Backward<'a> {
             }
             // What is made again has sums of each part alone.
             let bounding = if self.again.is_some() { of_part } else { sums };
-            if self.again.is_some() && context.scaled && self.input.is_some() {
+            if anew && self.input.is_some() {
                 self.input_weight(control, weight, bounding, steps)?;
             }
             let rows = self.gradient_rows(control, gradient, terms, bounding)?;
@@ -289,7 +291,7 @@ impl<'a> Backward<'a> {
             self.push_bounds(sums, &mut arguments);
             if context.scaled {
                 arguments.push(Argument::Pointer(Buffer::Workspace, control));
-                let own = if self.again.is_some() { rows.batch * rows.groups * rows.group_out } else { 0 };
+                let own = if anew { rows.batch * rows.groups * rows.group_out } else { 0 };
                 push(&mut arguments, [rows.group_in, self.splits(), own])?;
             }
             let splits = rows.parts * self.splits();

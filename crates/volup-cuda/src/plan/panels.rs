@@ -25,7 +25,8 @@ const SHARE: usize = 8;
 /// The part of the second-level cache that what is packed ahead of the products may take, unless tiles in turn need more: so many
 /// turns of all blocks.
 const AHEAD: usize = 3;
-/// What packing beside products takes of the time that it takes by itself, of one part and of two: both take the GPU's power.
+/// What packing beside products takes of the time that it takes by itself, of one part and of two: both take the GPU's power, and
+/// what packs takes shared memory from the products, of which two parts have too little.
 const BESIDE: [f64; 2] = [0.6, 1.2];
 /// Bytes a second of the input that may be packed so: of elements of 2 bytes, of 4; of these in two parts where each row is a
 /// position, so that lanes exchange what they have, for each panel up to so many.

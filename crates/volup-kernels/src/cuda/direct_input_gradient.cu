@@ -8,9 +8,6 @@
 
 #include "digits.cuh"
 #include "gradient_taps.cuh"
-#if KIND == 5
-#include "row_exponent.cuh"
-#endif
 #include "row_layout.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) direct_input_gradient(const Row *rows,

@@ -3,7 +3,7 @@
 #pragma once
 
 #if KIND == 5
-#include "operand.cuh"
+#include "row_exponent.cuh"
 #else
 #include "element.cuh"
 #endif

@@ -160,14 +160,20 @@ fn candidates_are_a_tile_each() {
     let variants: Vec<&Variant> = variants.iter().collect();
     for case in cases().iter().filter(|case| ["k3", "k-s", "k-long-w"].contains(&case.name)) {
         for request in requests(case, 0).iter().filter(|request| request.dtype != DType::F64) {
-            let Task::Backward(Wanted { weight: true, input, .. }) = request.task else { continue };
+            let Task::Backward(wanted @ Wanted { weight: true, .. }) = request.task else { continue };
             let first = Plan::new(request, &hopper(), &variants).expect("a plan");
             let plans = Plan::candidates(request, &hopper(), &variants, 16).expect("plans");
             let texts: Vec<String> = plans.iter().map(ToString::to_string).collect();
             assert_eq!(plans[0], first);
             // They are in the order of the time that both gradients take.
-            let sorted = plans.is_sorted_by(|one, other| one.seconds() <= other.seconds());
-            assert!(sorted || !input, "{texts:#?}");
+            let both = Task::Backward(Wanted { input: true, ..wanted });
+            let of_both = Plan::candidates(&Request { task: both, ..*request }, &hopper(), &variants, 16);
+            let of_both = of_both.expect("plans");
+            assert!(of_both.is_sorted_by(|one, other| one.seconds() <= other.seconds()), "{texts:#?}");
+            let by = |plan: &Plan| {
+                plan.to_string().split("; ").find(|part| part.starts_with("weight by")).map(String::from)
+            };
+            assert!(plans.iter().map(by).eq(of_both.iter().map(by)), "{texts:#?}");
             assert_eq!(texts.iter().collect::<BTreeSet<_>>().len(), plans.len(), "{texts:#?}");
             assert!(plans.len() > 1, "{texts:#?}");
         }

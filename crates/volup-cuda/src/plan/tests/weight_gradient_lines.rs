@@ -101,7 +101,6 @@ pub fn extents(call: &Call<'_>) -> Vec<(&'static str, i64)> {
     let partial = call.grid[1] * taps * groups * group_in * group_out;
     let extent = RowLayout::new(call, call.pointer("rows")).extent(rows, groups * slots);
     let mut found = vec![("rows", extent), ("partial", partial), ("control", 1)];
-    // What is one fp16 is nobody's tensor.
     if call.pointer("x").buffer == Buffer::Workspace {
         found.push(("x", layout.batch * layout.size.iter().product::<i64>() * groups * group_in));
     }
@@ -115,6 +114,9 @@ pub fn check(call: &Call<'_>) {
     let [steps, x_slots, g_slots, share] = call.ints(["steps", "x_slots", "g_slots", "share"]);
     let (x, rows, partial) = (call.pointer("x"), call.pointer("rows"), call.pointer("partial"));
     let Layout { tile: [m, n], size, kernel, classes, step, apart, .. } = layout;
+    // The input as it lies, or as one fp16, which is nobody's tensor.
+    let given = x.buffer == Buffer::Input;
+    assert!(given || x.buffer == Buffer::Workspace && call.variant.types == ["f16"], "{what}");
     assert!(call.variant.threads == THREADS && x.at.is_multiple_of(16), "{what}");
     for axis in 0..3 {
         assert_eq!(classes[axis], kernel[axis].min(step[axis]), "{what}");
