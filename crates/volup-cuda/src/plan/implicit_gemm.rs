@@ -19,8 +19,11 @@ const MOST_CLASSES: usize = 64;
 const MOST_WIDTH: usize = 9;
 const STAGES: [usize; 3] = [4, 3, 2];
 const PRODUCERS: usize = 128;
-/// Units of work of a plane of a box that are tried.
-const UNITS: [usize; 8] = [1, 2, 3, 4, 6, 8, 12, 16];
+/// Bytes that the copy engine stores at least.
+const SECTOR: usize = 32;
+/// Units of work of a plane of a box that are tried, and row blocks of one.
+const UNITS: [usize; 5] = [1, 2, 3, 4, 8];
+const BLOCKS: [usize; 6] = [1, 2, 3, 4, 8, 16];
 /// Sizes of a sample are counted in 32 bits, with room for a box past the end.
 const MOST: usize = i32::MAX as usize - (1 << 24);
 
@@ -39,15 +42,17 @@ const START: f64 = 5e-6;
 const WEIGHTS: f64 = 1e-6;
 const VECTOR: f64 = 0.117e-6;
 const BOX: f64 = 0.39e-6;
-/// Instructions of a warp: for a step beside its products, for a tile of a step by kind of operand; for a unit of work, and a
-/// residue of it, beside its steps and outputs; for 32 outputs, written or counted, or counted as 16 bits hold them.
+/// Instructions of a warp: for a step beside its products, for a tile of a step by kind of operand; for a unit of work, a row block and a
+/// residue of it, beside its steps and outputs; for 32 outputs, written, counted or normalized, or counted as 16 bits hold them.
 const STEP: f64 = 15.0;
-const TILE: [f64; 3] = [6.7, 6.7, 17.0];
-const UNIT: f64 = 130.0;
+const TILE: [f64; 3] = [6.7, 6.7, 18.0];
+const UNIT: f64 = 300.0;
+const BLOCK: f64 = 50.0;
 const RESIDUE: f64 = 28.0;
 const WRITTEN: f64 = 3.3;
-const COUNTED: f64 = 4.0;
-const ROUNDED: f64 = 7.0;
+const COUNTED: f64 = 3.5;
+const NORMALIZED: f64 = 1.5;
+const ROUNDED: f64 = 2.5;
 
 /// A plan of this family.
 #[derive(Clone, Copy)]
@@ -55,8 +60,9 @@ pub(super) struct ImplicitGemm<'a> {
     operand: Operand,
     kernel: &'a Variant,
     box_d: usize,
-    /// Units of work of a plane.
+    /// Units of work of a plane, and row blocks of one.
     units_h: usize,
+    blocks_h: usize,
     /// Boxes along each axis.
     boxes: [usize; 3],
     planes: usize,
@@ -66,6 +72,7 @@ pub(super) struct ImplicitGemm<'a> {
     entries: usize,
     stages: usize,
     joined: bool,
+    linked: bool,
     run_pitch: usize,
     shared: usize,
     blocks_of_group: usize,
@@ -79,7 +86,8 @@ impl fmt::Display for ImplicitGemm<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [segments, lines] = ["SEGMENTS", "LINES"].map(|name| size(self.kernel, name));
         write!(f, "implicit_gemm {} {lines} lines of {segments} segments, ", self.operand.name())?;
-        write!(f, "boxes of {}x{}, {} stages{}", self.box_d, self.units_h, self.stages, self.way)?;
+        let Self { box_d, units_h, blocks_h, stages, .. } = self;
+        write!(f, "boxes of {box_d}x{units_h}x{blocks_h}, {stages} stages{}", self.way)?;
         f.write_str(if self.joined { ", joined" } else { "" })
     }
 }
@@ -110,7 +118,7 @@ fn bent(code: i32) -> f64 {
     match code {
         0 => 0.0,
         1 | 2 => 1.5,
-        6 => 2.5,
+        6 => 1.0,
         4 | 8 => 30.0,
         _ => 5.0,
     }
@@ -159,14 +167,13 @@ impl<'a> ImplicitGemm<'a> {
         let mut all = Vec::new();
         for kernel in kernels {
             for &way in ways.iter().filter(|&&way| does(kernel, way)) {
-                for (planes, units_h) in
-                    [1, 2].into_iter().flat_map(|planes| UNITS.map(|units| (planes, units)))
-                {
+                let cuts = UNITS.into_iter().flat_map(|units| BLOCKS.map(|blocks| [units, blocks]));
+                for (planes, [units_h, blocks_h]) in cuts.flat_map(|cut| [(1, cut), (2, cut)]) {
                     // Runs as long and stages as many as shared memory holds.
                     let mut rooms =
                         [true, false].into_iter().flat_map(|joined| STAGES.map(|stages| (joined, stages)));
                     all.extend(rooms.find_map(|(joined, stages)| {
-                        let cut = [planes * depth.stride, units_h, stages];
+                        let cut = [planes * depth.stride, units_h, blocks_h, stages];
                         ImplicitGemm::new(context, operand, kernel, cut, joined, way)
                     }));
                 }
@@ -179,21 +186,25 @@ impl<'a> ImplicitGemm<'a> {
         context: Context<'a>,
         operand: Operand,
         kernel: &'a Variant,
-        [box_d, units_h, stages]: [usize; 3],
+        [box_d, units_h, blocks_h, stages]: [usize; 4],
         joined: bool,
         way: Way,
     ) -> Option<ImplicitGemm<'a>> {
         let request = context.request;
         let (geometry, conv) = (&request.geometry, request.geometry.conv());
         let [depth, height, width] = *geometry.axes();
-        let [segments, lines_of_unit, warpgroups] =
+        let [segments, lines_of_block, warpgroups] =
             ["SEGMENTS", "LINES", "WARPGROUPS"].map(|name| size(kernel, name));
         let (cin, cout) = (conv.in_channels() / conv.groups(), conv.out_channels() / conv.groups());
         let span = LANES * segments;
-        let box_h = product(&[units_h, lines_of_unit, height.stride])?;
+        let box_h = product(&[units_h, blocks_h, lines_of_block, height.stride])?;
         let boxes =
             [depth.output.div_ceil(box_d), height.output.div_ceil(box_h), width.output.div_ceil(2 * span)];
-        if joined && boxes[2] > 1 || !joined && lines_of_unit > 1 {
+        if joined && boxes[2] > 1 || !joined && lines_of_block > 1 {
+            return None;
+        }
+        // Row blocks that no unit has.
+        if box_h / units_h - box_h / (units_h * blocks_h) >= height.output && blocks_h > 1 {
             return None;
         }
         let (planes, lines) = (reached(depth, box_d), reached(height, box_h));
@@ -213,13 +224,16 @@ impl<'a> ImplicitGemm<'a> {
         let parts = operand.parts();
         let element = request.dtype.size();
         // Neighbouring channels' runs in banks of their own.
-        let run = product(&[lines_of_unit, height.stride, width.output])?;
+        let run = product(&[lines_of_block, height.stride, width.output])?;
         let run = if joined { run } else { width.output.min(2 * span) };
-        let run_words = product(&[run + 16 / element - 1, element])?.div_ceil(4);
+        let sector = SECTOR / element;
+        let runs = if joined { blocks_h } else { blocks_h * height.stride };
+        let linked = boxes[2] == 1 && run >= sector;
+        let run_words = product(&[run + sector - 1, element])?.div_ceil(4);
         // Where all lines start at whole vectors, four sums of a lane are collected at once.
         let plane = product(&[depth.output, height.output, width.output])?;
         let at_once = element == 4 && plane.is_multiple_of(4) && width.output.is_multiple_of(4);
-        let apart = if at_once { 16 } else { 4 };
+        let apart = if at_once { 16 } else { 8 };
         let run_pitch = (run_words.saturating_sub(apart).next_multiple_of(32) + apart) * 4 / element;
         let warps = 4 * warpgroups;
         let shared = 16 * entries
@@ -227,7 +241,7 @@ impl<'a> ImplicitGemm<'a> {
             + 64 * product(&[parts, tiles, entries])?
             + 96 * tiles
             + product(&[warps, 8, run_pitch, element])?;
-        if shared > SHARED - RESERVED - kernel.shared_bytes as usize {
+        if shared > SHARED - RESERVED - (kernel.shared_bytes as usize).next_multiple_of(SECTOR) {
             return None;
         }
         let (samples, groups) = (geometry.batch(), conv.groups());
@@ -256,23 +270,27 @@ impl<'a> ImplicitGemm<'a> {
             Operand::Split | Operand::Parts => 2,
         };
         let steps = each(entries) / 8.0 / each(depth.stride);
-        let outputs = each(lines_of_unit * segments * 16 * height.stride);
+        let outputs = each(blocks_h * lines_of_block * segments * 16 * height.stride);
         let of = |activation| outputs * bent(activation_code(activation).0);
-        let products = steps * (each(lines_of_unit * segments * 4) * TILE[kind] + STEP);
-        let unit = products + UNIT + RESIDUE * each(height.stride);
+        let products = steps * (each(lines_of_block * segments * 4) * TILE[kind] + STEP);
+        let unit = (products + BLOCK + RESIDUE * each(height.stride)) * each(blocks_h) + UNIT;
         let vectors = each(chunks * planes * lines * (span / 4 + 2));
         let scattered = if width.input.is_multiple_of(4) { 1.0 } else { 3.0 };
         let rounds = groups.div_ceil(context.device.multiprocessors);
         let turns = each(items.div_ceil(blocks_of_group) * rounds);
         let of_word = if half { 2.0 } else { 1.0 };
         let brought = turns * ((vectors / each(PRODUCERS)).ceil() * VECTOR * of_word * scattered + BOX);
-        let memory = MEMORY / (1.0 + RUN / (run * element) as f64);
+        let stored = if linked { run * runs } else { run };
+        let memory = MEMORY / (1.0 + RUN / (stored * element) as f64);
         // Blocks that have a box less than others wait for these at the end.
         let uneven = turns * each(blocks_of_group) / (each(items) * rounds as f64);
         let weights =
             each(4 * entries * tiles).div_euclid(each(32 * warps + PRODUCERS)).max(1.0) * WEIGHTS / 2.0;
+        // The last units of a block are not as many as its warps.
+        let all_units = turns * each(units);
+        let all_units = (all_units / each(warps)).ceil() * each(warps);
         let pass = |unit: f64, moved: f64| {
-            let parts = [turns * each(units) * unit / ISSUED, brought, moved / memory * uneven];
+            let parts = [all_units * unit / ISSUED, brought, moved / memory * uneven];
             let most = parts.into_iter().fold(0.0, f64::max);
             let waits = if stages == 2 { WAITS } else { 1.0 };
             START + weights + (most + SEEN * (parts.iter().sum::<f64>() - most)) * waits
@@ -283,7 +301,7 @@ impl<'a> ImplicitGemm<'a> {
         let seconds = match way {
             Way::Plain => pass(unit + activated + written, x + y),
             Way::Twice => {
-                let normalized = outputs * 2.0 + of(request.block.post_activation());
+                let normalized = outputs * NORMALIZED + of(request.block.post_activation());
                 let first = pass(unit + activated + counted, x);
                 first + merged + pass(unit + activated + normalized + written, x + y)
             }
@@ -299,6 +317,7 @@ impl<'a> ImplicitGemm<'a> {
             kernel,
             box_d,
             units_h,
+            blocks_h,
             boxes,
             planes,
             lines,
@@ -306,6 +325,7 @@ impl<'a> ImplicitGemm<'a> {
             entries,
             stages,
             joined,
+            linked,
             run_pitch,
             shared,
             blocks_of_group,
@@ -340,11 +360,13 @@ impl<'a> ImplicitGemm<'a> {
             let Axis { input, output, kernel, stride, padding, dilation, .. } = axis;
             push(&mut arguments, [input, output, kernel, stride, padding, dilation])?;
         }
-        push(&mut arguments, [self.box_d, self.units_h])?;
+        push(&mut arguments, [self.box_d, self.units_h, self.blocks_h])?;
         push(&mut arguments, self.boxes)?;
-        let ring = [self.words, self.entries, self.stages, usize::from(self.joined)];
+        let ring = [self.words, self.entries, self.stages];
+        let how = [self.joined, self.linked].map(usize::from);
         push(&mut arguments, [geometry.batch(), self.planes, self.lines])?;
         push(&mut arguments, ring)?;
+        push(&mut arguments, how)?;
         push(&mut arguments, [self.run_pitch, self.blocks_of_group])?;
         let [x_n, ..] = strides(geometry.input_shape(), request.input_format);
         let [y_n, ..] = strides(geometry.output_shape(), request.output_format);

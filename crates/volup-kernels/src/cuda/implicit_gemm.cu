@@ -21,13 +21,14 @@
 // box of outputs is `box_d` planes by some row blocks, LINES lines of each of the stride's residues, by SEGMENTS times 64
 // columns, of all channels of the group. Four warps bring boxes' inputs to a ring of `stages`, with zeros around: by copies that
 // nobody waits for, the next box's while those of one are under way, and each thread rounds what it has asked for where it lies.
-// The other warps take units of work one after the other, whichever comes: a row block of one plane, of eight channels; LINES
-// lines of each residue along height are a row block. So no warp waits for another, but for a stage.
+// The other warps take units of work one after the other, whichever comes: `blocks_h` row blocks of one plane, of eight channels;
+// LINES lines of each residue along height are a row block. So no warp waits for another, but for a stage.
 //
 // Sums are collected in shared memory as they lie in y. Where a box is as wide as y, `joined`, all lines of a row block are one
-// run of each channel; else each line is one. The copy engine stores what is whole 16 bytes of them, or whole sectors, lanes what
-// is before and behind. Warps take units along height, then along channels, then along depth: what they store at the same time
-// lies close by.
+// run of each channel; else each line is one. The copy engine stores whole sectors of 32 bytes: where a part of one is written,
+// the cache reads it first, among all that the memory writes. `linked`, what a run leaves of its last sector starts the next one;
+// at the ends of a unit, or of each run, lanes store single elements. Warps take units along height, then along channels, then
+// along depth: what they store at the same time lies close by.
 //
 // # Modes
 //
@@ -36,6 +37,8 @@
 // training, where both come from the same y. A partial statistic is the mean of a channel's outputs, the sum of their squared
 // deviations from it and their count, for a unit of work: partial
 // `(((sample*boxes + box)*box_d + plane)*units_h + unit)*channels + channel`, units_h units a plane and channels all.
+// A lane sums up how far its values are from the mean of its channel's first lines, and the squares of that. What they are the
+// share `f` of, the mean of all is no further from theirs than the deviation by sqrt(1/f): no bits are lost to it that count.
 // Activations are none of erf's and tanh.
 //
 // # Numbers
@@ -48,20 +51,21 @@
 // # What it takes
 //
 // Threads: THREADS, 128 more than the warps that multiply have. Grid: groups times `blocks_of_group`. Boxes of an axis are
-// ceil(output/box), of height `box_h = units_h*LINES*h_stride`; `box_d` is a multiple of the stride. LINES above 1
-// want `joined`. Units of a box times `stages - 1` are at least WARPS - 1, or a warp takes one stage for another. Bytes of
+// ceil(output/box), of height `box_h = units_h*blocks_h*LINES*h_stride`; `box_d` is a multiple of the stride. LINES above 1
+// want `joined`; `linked` wants boxes as wide as y, and runs, but for y's last ones, of a sector at least. Units of a box times `stages - 1` are at least WARPS - 1, or a warp takes one stage for another. Bytes of
 // dynamic shared memory: `16*entries + stages*4*parts*words*x_c + 64*parts*tiles*entries + 96*tiles +
 // WARPS*8*run_pitch*element`: parts 2 for KIND 3, else 1; words channels of the input (KIND 0:
 // pairs); x_c a multiple of 16, but not of 32, of at least planes*lines*PITCH; tiles of 8 channels of a group; `entries` those
 // of all pairs of residues, each a multiple of 8; `planes` and `lines` of input that a box has at most; run_pitch elements, a
-// multiple of 16 bytes, of at least a run and 16 bytes but one element. Offsets along width are from -MARGIN to MARGIN.
+// multiple of 32 bytes, of at least a run and 32 bytes but one element: from a place that is no multiple of them the copy engine
+// takes half as long again. Offsets along width are from -MARGIN to MARGIN.
 // d_stride*h_stride is at most MOST_CLASSES, taps along width at most MOST_WIDTH. x and y are dense NCDHW, starting at
 // multiples of 16 bytes; all that is counted in a sample, units of work and partials are below 2^31.
 //
 // Parameters, i32 but for pointers, `x_n`, `y_n` (i64) and `slope` (f64): `x`, `w`, `bias`, `y`; `in_per_group`,
 // `out_per_group`, `groups`; of each axis `input`, `output`, `kernel`, `stride`, `padding`, `dilation`; `box_d`,
-// `units_h`, `boxes_d`, `boxes_h`, `boxes_w`, `samples`, `planes`, `lines`, `x_c`, `entries`, `stages`, `joined`,
-// `run_pitch`, `blocks_of_group`; `x_n`, `y_n` (from a sample to the next); `has_bias`, `activation`, `slope`, and from `mode`
+// `units_h`, `blocks_h`, `boxes_d`, `boxes_h`, `boxes_w`, `samples`, `planes`, `lines`, `x_c`, `entries`, `stages`, `joined`,
+// `linked`, `run_pitch`, `blocks_of_group`; `x_n`, `y_n` (from a sample to the next); `has_bias`, `activation`, `slope`, and from `mode`
 // on those of `shuffle_gemm`.
 
 #if !defined(SEGMENTS) || !defined(LINES) || !defined(WARPGROUPS)
@@ -78,13 +82,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
     int d_input, int d_output, int d_kernel, int d_stride, int d_padding, int d_dilation,
     int h_input, int h_output, int h_kernel, int h_stride, int h_padding, int h_dilation,
     int w_input, int w_output, int w_kernel, int w_stride, int w_padding, int w_dilation,
-    int box_d, int units_h, int boxes_d, int boxes_h, int boxes_w, int samples, int planes, int lines, int x_c, int entries,
-    int stages, int joined, int run_pitch, int blocks_of_group, long long x_n, long long y_n, int has_bias, int activation,
+    int box_d, int units_h, int blocks_h, int boxes_d, int boxes_h, int boxes_w, int samples, int planes, int lines, int x_c, int entries,
+    int stages, int joined, int linked, int run_pitch, int blocks_of_group, long long x_n, long long y_n, int has_bias, int activation,
     double slope, int mode, float *part_mean, float *part_m2, float *part_count, const float *mean, const float *rstd,
     const Element *gamma, const Element *beta, int norm_groups, int group_channels, int post_activation, double post_slope) {
     const Axis depth = {d_input, d_output, d_kernel, d_stride, d_padding, d_dilation};
     const Axis height = {h_input, h_output, h_kernel, h_stride, h_padding, h_dilation};
-    extern __shared__ __align__(16) char memory[];
+    extern __shared__ __align__(32) char memory[];
     __shared__ Divisors by;
     // Of each pair of residues its first entry; offsets along width with the taps of the first column and the second, or -1.
     __shared__ int first_entry[MOST_CLASSES + 1];
@@ -99,8 +103,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
     __shared__ int next_unit;
     // For each warp that multiplies whether a weight is.
     __shared__ int bad_weight[WARPS];
-    // Of a warp's channels mean, squared deviations from it and count so far.
-    __shared__ float3 so_far[WARPS][8];
+    // What a lane has of the statistics where sums of 16 bits and what is made of them leave no registers for it.
+    constexpr bool TALLIED = BOTH && KIND == 0;
+    __shared__ Tally tallies[TALLIED ? 32 * WARPS : 1];
 
     const int taps = d_kernel * h_kernel * w_kernel, channels = groups * out_per_group;
     // What roles compute anew, so that no registers are kept for it from one to the next.
@@ -109,7 +114,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
         const Shares own = shares();
         if (threadIdx.x < DIVISORS) {
             const int numbers[DIVISORS] = {boxes_w,  boxes_h, boxes_d,   planes * lines * VECTORS, lines, d_stride,
-                                           h_stride, units_h, own.tiles,   stages, box_d * units_h * own.tiles};
+                                           h_stride, units_h, own.tiles,   stages, box_d * units_h * own.tiles, max(group_channels, 1)};
             int by_this = 0;
 #pragma unroll
             for (int i = 0; i < DIVISORS; i++) by_this = threadIdx.x == i ? numbers[i] : by_this;
@@ -161,7 +166,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
             if (item < items && asked - done < UNDER_WAY && (asked == done || __all_sync(0xffffffffu, barrier_test(is_free, ~turn & 1)))) {
                 barrier_wait(is_free, ~turn & 1);
                 const Box box(item, by, boxes_w, boxes_h, boxes_d);
-                const int id0 = by.d_stride.divide(box.d * box_d) + first_d, ih0 = box.h * units_h * LINES + first_h;
+                const int id0 = by.d_stride.divide(box.d * box_d) + first_d, ih0 = box.h * units_h * blocks_h * LINES + first_h;
                 const int iw0 = box.w * SPAN - MARGIN;
                 const Element *const from = x + box.sample * x_n + (long long)own.group * in_per_group * d_input * plane;
                 unsigned *const inputs = own.ring + slot * own.stage_words;
@@ -328,14 +333,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
         bad_weight[threadIdx.x / 32] = any_of_consumers(most_weight >= 0x7f800000u);
         __syncwarp();
     }
-    const int g = lane / 4, t = lane % 4;
+    // From here on of the lane's number only these are kept.
+    const int g = hidden(lane / 4), t = hidden(lane % 4);
     Element *const area = own.areas + (threadIdx.x / 32 * 8 + g) * run_pitch;
     const bool counts = BOTH || mode == 1;
     const long long plane = (long long)d_output * h_output * w_output;
 #pragma unroll 1
     while (true) {
         int number = 0;
-        if (lane == 0) number = atomicAdd(&next_unit, 1);
+        if (g + t == 0) number = take_next(&next_unit);
         number = __shfl_sync(0xffffffffu, number, 0);
         const int ordinal = by.units.divide(number), item = own.first_item + ordinal * blocks_of_group;
         if (item >= items) break;
@@ -345,211 +351,227 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
         const int turn = by.stages.divide(ordinal), slot = ordinal - turn * stages;
         const int od = box.d * box_d + d, j = box.w * SPAN, columns = min(2 * SPAN, w_output - 2 * j);
         const int o = 8 * tile + g, channel = own.group * out_per_group + o;
-        // Of the unit its first line, and how many there are.
-        const int oh = (box.h * units_h + unit_h) * (LINES * h_stride);
-        const int here = od < d_output ? min(h_output - oh, LINES * h_stride) : 0, residues = min(here, h_stride);
         const bool there = o < out_per_group;
-        const int first_pair = (d - at_d * d_stride) * h_stride, partial = ((item * box_d + d) * units_h + unit_h) * channels + channel;
+        const int first_pair = (d - at_d * d_stride) * h_stride;
         const unsigned barrier = shared(barriers + 2 * slot);
-        Element *const to = y + box.sample * y_n + channel * plane + ((long long)(od * h_output + oh) * w_output + 2 * j);
         float norm_mean = 0.0f, norm_rstd = 0.0f;
         if (!BOTH && mode == 2 && there) {
-            const int at = box.sample * norm_groups + channel / group_channels;
+            const int at = box.sample * norm_groups + by.group_channels.divide(channel);
             norm_mean = mean[at], norm_rstd = rstd[at];
         }
-        if (counts && t == 0) so_far[threadIdx.x / 32][g] = make_float3(0.0f, 0.0f, 0.0f);
+        Tally own_tally, &tally = TALLIED ? tallies[threadIdx.x] : own_tally;
+        const int first_line = (box.h * units_h + unit_h) * blocks_h * (LINES * h_stride);
+        const int unit_end = od < d_output ? min(h_output, first_line + blocks_h * (LINES * h_stride)) : first_line;
+        tally = {0.0f, 0.0f, 0.0f, ((item * box_d + d) * units_h + unit_h) * channels + channel, max(unit_end - first_line, 0) * columns};
+        Element *to = y + box.sample * y_n + channel * plane + ((long long)(od * h_output + first_line) * w_output + 2 * j);
+        const unsigned *inputs =
+            own.ring + slot * own.stage_words + (at_d * lines + unit_h * blocks_h * LINES) * PITCH + (MARGIN + position_of(g));
         barrier_wait(barrier, turn & 1);
         const int4 bad = bad_input[slot];
         const bool defined = !(bad.x | bad.y | bad.z | bad.w | bad_weight[threadIdx.x / 32]);
-        const unsigned *const inputs =
-            own.ring + slot * own.stage_words + (at_d * lines + unit_h * LINES) * PITCH + (MARGIN + position_of(g));
+        // Row block by row block.
 #pragma unroll 1
-        for (int residue = 0; residue < residues; residue++) {
-            Sums sum;
-            float(&v)[SUMS] = *(float(*)[SUMS])sum;
-            const float add = own.of_channel[o];
-            // Lines of this residue that there are.
-            int left = 0;
+        for (int oh = first_line; oh < unit_end; oh += LINES * h_stride, to += LINES * h_stride * w_output, inputs += LINES * PITCH) {
+            const int here = min(unit_end - oh, LINES * h_stride), residues = min(here, h_stride);
+#pragma unroll 1
+            for (int residue = 0; residue < residues; residue++) {
+                Sums sum;
+                float(&v)[SUMS] = *(float(*)[SUMS])sum;
+                const float add = own.of_channel[o];
+                // Lines of this residue that there are.
+                int left = 0;
 #pragma unroll
-            for (int r = 0; r < LINES; r++) left += residue + r * h_stride < here;
-            if (defined) {
-                const int end = first_entry[first_pair + residue + 1];
-                int at = first_entry[first_pair + residue];
-                // A step, and for the first of them what it adds to.
-                const auto step = [&](auto is_first) {
-                    const unsigned *const one = inputs + own.entry_list[at + t].x, *const other = inputs + own.entry_list[at + 4 + t].x;
-                    const uint4 *const of_step = own.weights + (at / 8 * own.tiles + tile) * PARTS * 32 + lane;
-                    const uint4 a = of_step[0];
-                    [[maybe_unused]] const uint4 a_low = of_step[32 * (PARTS - 1)];
+                for (int r = 0; r < LINES; r++) left += residue + r * h_stride < here;
+                if (defined) {
+                    const int end = first_entry[first_pair + residue + 1];
+                    int at = first_entry[first_pair + residue];
+                    // A step, and for the first of them what it adds to.
+                    const auto step = [&](auto is_first) {
+                        const unsigned *const one = inputs + own.entry_list[at + t].x, *const other = inputs + own.entry_list[at + 4 + t].x;
+                        const uint4 *const of_step = own.weights + (at / 8 * own.tiles + tile) * PARTS * 32 + 4 * g + t;
+                        const uint4 a = of_step[0];
+                        [[maybe_unused]] const uint4 a_low = of_step[32 * (PARTS - 1)];
+#pragma unroll
+                        for (int r = 0; r < LINES * SEGMENTS; r++)
+#pragma unroll
+                            for (int n = 0; n < TILES; n++) {
+                                const int far = r / SEGMENTS * PITCH + r % SEGMENTS * LANES + 8 * n;
+                                const unsigned b0 = one[far], b1 = other[far];
+#if KIND == 3
+                                // No more loads ahead than there are registers for.
+                                if (n % 2 == 0) asm volatile("" ::: "memory");
+                                const unsigned l0 = one[far + own.words * x_c], l1 = other[far + own.words * x_c];
+                                float product[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+                                multiply(product, a_low, b0, b1);
+                                multiply(product, a, l0, l1);
+                                multiply(product, a, b0, b1);
+#pragma unroll
+                                for (int e = 0; e < 4; e++) sum[r][n][e] = (is_first.value ? add : sum[r][n][e]) + product[e];
+#else
+                                if (is_first.value)
+                                    multiply_onto(sum[r][n], add, a, b0, b1);
+                                else
+                                    multiply(sum[r][n], a, b0, b1);
+#endif
+                            }
+                    };
+                    if (at < end)
+                        step(First<true>{});
+                    else
+#pragma unroll
+                        for (int k = 0; k < SUMS; k++) v[k] = add;
+#pragma unroll 1
+                    for (at += 8; at < end; at += 8) step(First<false>{});
+                } else {
+#pragma unroll
+                    for (int k = 0; k < SUMS; k++) v[k] = add;
+#pragma unroll 1
+                    for (int k = 0; k < SUMS; k++) {
+                        const int r = k / (SEGMENTS * TILES * 4), column = k / 4 % (SEGMENTS * TILES) * 16 + column_of(k % 4), ow = 2 * j + column;
+                        if (!there || r >= left || column >= columns) continue;
+                        float of_definition = add;
+#pragma unroll 1
+                        for (int tap = 0; tap < taps; tap++) {
+                            const int line = tap / hidden(w_kernel), kd = line / hidden(h_kernel);
+                            const int id = depth.of_tap(od, kd, by.d_stride);
+                            const int ih = height.of_tap(oh + residue + r * h_stride, line - kd * h_kernel, by.h_stride);
+                            const int at = ow + w_padding - (tap - line * w_kernel) * w_dilation, iw = at / 2;
+                            if ((unsigned)id >= (unsigned)d_input || (unsigned)ih >= (unsigned)h_input) continue;
+                            if (at < 0 || at % 2 || iw >= w_input) continue;
+                            const int in_plane = h_input * w_input;
+                            const Element *value = x + box.sample * x_n + ((long long)own.group * in_per_group * d_input * in_plane + (id * in_plane + ih * w_input + iw));
+                            const Element *weight = w + ((long long)own.group * in_per_group * out_per_group * taps + (o * taps + tap));
+#pragma unroll 1
+                            for (int c = 0; c < in_per_group; c++, value += d_input * in_plane, weight += out_per_group * taps)
+                                of_definition = fmaf(widen(*value), widen(*weight), of_definition);
+                        }
+#pragma unroll
+                        for (int i = 0; i < SUMS; i++) v[i] = i == k ? of_definition : v[i];
+                    }
+                }
+                // Adds the sums, through an activation, to the statistics.
+                const auto count_sums = [&](int code, double slope) {
+                    if (BOTH) as_stored(v);
+                    bend(v, code, (float)slope);
+                    // What is not in y becomes what does not count. Mostly that is of a line's last tile alone.
+                    const auto fill = [&](float by) {
+                        const auto of_tiles = [&](int from, int end) {
+#pragma unroll
+                            for (int r = 0; r < LINES * SEGMENTS; r++)
+#pragma unroll
+                                for (int n = 0; n < TILES; n++)
+#pragma unroll
+                                    for (int e = 0; e < 4; e++)
+                                        if (const int first = r % SEGMENTS * 64 + 16 * n; first >= from && first < end)
+                                            sum[r][n][e] = r / SEGMENTS < left && first + column_of(e) < columns ? sum[r][n][e] : by;
+                        };
+                        of_tiles(2 * SPAN - 16, 2 * SPAN);
+                        if (left < LINES || columns < 2 * SPAN - 16) of_tiles(0, 2 * SPAN - 16);
+                    };
+                    const auto total = [&](auto of) {
+                        float part[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+#pragma unroll
+                        for (int k = 0; k < SUMS; k++) part[k % 4] += of(v[k]);
+                        return part[0] + part[1] + (part[2] + part[3]);
+                    };
+                    if (residue == 0 && oh == first_line) {
+                        fill(0.0f);
+                        tally.around = over_lanes(total([](float v) { return v; })) / (left * columns);
+                    }
+                    const float around = tally.around;
+                    fill(around);
+#pragma unroll
+                    for (int k = 0; k < SUMS; k++) v[k] -= around;
+                    tally.off += total([](float v) { return v; });
+                    tally.squares += total([](float v) { return v * v; });
+                };
+                if (!BOTH && mode == 1) {
+                    count_sums(activation, slope);
+                    continue;
+                }
+                bend(v, activation, (float)slope);
+                if (!BOTH && mode == 2) {
+                    const float factor = norm_rstd * own.of_channel[8 * own.tiles + o], addend = own.of_channel[16 * own.tiles + o];
+#pragma unroll
+                    for (int k = 0; k < SUMS; k++) v[k] = (v[k] - norm_mean) * factor + addend;
+                    bend(v, post_activation, (float)post_slope);
+                }
+
+                // A run starts as far from a sector in shared memory as in y.
+                Element *const line_to = to + (joined ? 0 : residue * w_output);
+                const int ahead = past_whole<STORED>(line_to);
+                const int first_of_run = oh + (joined ? 0 : residue), lines_of_run = joined ? here : 1;
+                const bool follows = linked && first_of_run > first_line;
+                if (residue == 0 || !joined) {
+                    // The run before has left the area.
+                    if (t == 0) stored_read();
+                    meet();
+                    if (follows) {
+                        // What it has left of its last sector.
+                        const int size = (joined ? LINES * h_stride : 1) * w_output, from = past_whole<STORED>(line_to - size) + size - ahead;
+#pragma unroll
+                        for (int first = 0; first < STORED; first += 4)
+                            if (first + t < ahead) area[first + t] = area[from + first + t];
+                        meet();
+                    }
+                }
+                Element *const collected = area + (ahead + (joined ? residue * w_output : 0));
+                const int next_line = h_stride * w_output;
+                // Sums of a tile that is not whole, or of any; of those as many at once as lie beside each other, if they start so.
+                const auto collect = [&](bool all, bool at_once) {
 #pragma unroll
                     for (int r = 0; r < LINES * SEGMENTS; r++)
 #pragma unroll
                         for (int n = 0; n < TILES; n++) {
-                            const int far = r / SEGMENTS * PITCH + r % SEGMENTS * LANES + 8 * n;
-                            const unsigned b0 = one[far], b1 = other[far];
-#if KIND == 3
-                            // No more loads ahead than there are registers for.
-                            if (n % 2 == 0) asm volatile("" ::: "memory");
-                            const unsigned l0 = one[far + own.words * x_c], l1 = other[far + own.words * x_c];
-                            float product[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-                            multiply(product, a_low, b0, b1);
-                            multiply(product, a, l0, l1);
-                            multiply(product, a, b0, b1);
+                            const int first = r % SEGMENTS * 64 + 16 * n;
+                            Element *const at = collected + (r / SEGMENTS * next_line + first);
+                            if (at_once && (first + 16 < 2 * SPAN || first + 16 <= columns)) {
+                                put_all(at, sum[r][n]);
+                            } else if (all && first + 16 < 2 * SPAN || !all && first + 16 <= columns) {
 #pragma unroll
-                            for (int e = 0; e < 4; e++) sum[r][n][e] = (is_first.value ? add : sum[r][n][e]) + product[e];
-#else
-                            if (is_first.value)
-                                multiply_onto(sum[r][n], add, a, b0, b1);
-                            else
-                                multiply(sum[r][n], a, b0, b1);
-#endif
-                        }
-                };
-                if (at < end)
-                    step(First<true>{});
-                else
-#pragma unroll
-                    for (int k = 0; k < SUMS; k++) v[k] = add;
-#pragma unroll 1
-                for (at += 8; at < end; at += 8) step(First<false>{});
-            } else {
-#pragma unroll
-                for (int k = 0; k < SUMS; k++) v[k] = add;
-#pragma unroll 1
-                for (int k = 0; k < SUMS; k++) {
-                    const int r = k / (SEGMENTS * TILES * 4), column = k / 4 % (SEGMENTS * TILES) * 16 + column_of(k % 4), ow = 2 * j + column;
-                    if (!there || r >= left || column >= columns) continue;
-                    float of_definition = add;
-#pragma unroll 1
-                    for (int tap = 0; tap < taps; tap++) {
-                        const int line = tap / hidden(w_kernel), kd = line / hidden(h_kernel);
-                        const int id = depth.of_tap(od, kd, by.d_stride);
-                        const int ih = height.of_tap(oh + residue + r * h_stride, line - kd * h_kernel, by.h_stride);
-                        const int at = ow + w_padding - (tap - line * w_kernel) * w_dilation, iw = at / 2;
-                        if ((unsigned)id >= (unsigned)d_input || (unsigned)ih >= (unsigned)h_input) continue;
-                        if (at < 0 || at % 2 || iw >= w_input) continue;
-                        const int in_plane = h_input * w_input;
-                        const Element *value = x + box.sample * x_n + ((long long)own.group * in_per_group * d_input * in_plane + (id * in_plane + ih * w_input + iw));
-                        const Element *weight = w + ((long long)own.group * in_per_group * out_per_group * taps + (o * taps + tap));
-#pragma unroll 1
-                        for (int c = 0; c < in_per_group; c++, value += d_input * in_plane, weight += out_per_group * taps)
-                            of_definition = fmaf(widen(*value), widen(*weight), of_definition);
-                    }
-#pragma unroll
-                    for (int i = 0; i < SUMS; i++) v[i] = i == k ? of_definition : v[i];
-                }
-            }
-            // Adds the sums, through an activation, to the statistics.
-            const auto count_sums = [&](int code, double slope) {
-                const int count = left * columns;
-                if (BOTH) as_stored(v);
-                bend(v, code, (float)slope);
-                // What is not in y becomes what does not count.
-                const auto fill = [&](float by) {
-#pragma unroll
-                    for (int r = 0; r < LINES * SEGMENTS; r++)
-#pragma unroll
-                        for (int n = 0; n < TILES; n++)
-                            if (const int first = r % SEGMENTS * 64 + 16 * n; r / SEGMENTS >= left || first + 16 > columns)
+                                for (int e = 0; e < 2; e++) put_both(at + column_of(e), sum[r][n][e], sum[r][n][e + 2]);
+                            } else if (all || first < columns) {
 #pragma unroll
                                 for (int e = 0; e < 4; e++)
-                                    if (r / SEGMENTS >= left || first + column_of(e) >= columns) sum[r][n][e] = by;
+                                    if (first + column_of(e) < columns) narrow(sum[r][n][e], at + column_of(e));
+                            }
+                        }
                 };
-                // The sum of something of the channel's outputs, in every lane that has any of them.
-                const auto over = [&](auto of) {
-                    float total[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+                const unsigned starts = shared(collected) | (LINES > 1 ? (unsigned)sizeof(Element) * next_line : 0);
+                if (columns <= 2 * SPAN - 16)
+                    collect(false, false);
+                else if (__all_sync(0xffffffffu, starts % (KIND == 0 ? 4 : 16) == 0))
+                    collect(true, true);
+                else
+                    collect(true, false);
+                if (!joined || residue + 1 == residues) {
+                    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+                    meet();
+                    const int end = ahead + (joined ? here * w_output : columns), first = ahead && !follows ? STORED : 0;
+                    const int whole = max(end / STORED * STORED, first);
+                    const bool goes_on = linked && first_of_run + lines_of_run < unit_end;
+                    if (there) {
+                        if (t == 0 && whole > first) store(line_to + (first - ahead), shared(area + first), (whole - first) * (int)sizeof(Element));
 #pragma unroll
-                    for (int k = 0; k < SUMS; k++) total[k % 4] += of(v[k]);
-                    float all = total[0] + total[1] + (total[2] + total[3]);
-                    all += __shfl_xor_sync(0xffffffffu, all, 1);
-                    return all + __shfl_xor_sync(0xffffffffu, all, 2);
-                };
-                fill(0.0f);
-                const float mean_here = over([](float v) { return v; }) / count;
-                fill(mean_here);
-                const float m2 = over([&](float v) { return (v - mean_here) * (v - mean_here); });
-                // Merged as by Chan, Golub and LeVeque, 1979.
-                if (t == 0) {
-                    float3 &of = so_far[threadIdx.x / 32][g];
-                    const float seen = of.z + count, apart = mean_here - of.x, part = count / seen;
-                    of = make_float3(of.x + apart * part, of.y + (m2 + apart * apart * (of.z * part)), seen);
-                }
-            };
-            if (!BOTH && mode == 1) {
-                count_sums(activation, slope);
-                continue;
-            }
-            bend(v, activation, (float)slope);
-            if (!BOTH && mode == 2) {
-                const float factor = norm_rstd * own.of_channel[8 * own.tiles + o], addend = own.of_channel[16 * own.tiles + o];
-#pragma unroll
-                for (int k = 0; k < SUMS; k++) v[k] = (v[k] - norm_mean) * factor + addend;
-                bend(v, post_activation, (float)post_slope);
-            }
-
-            Element *const line_to = to + (joined ? 0 : residue * w_output);
-            const int ahead = past_whole<WHOLE>(line_to);
-            if (residue == 0 || !joined) {
-                // The run before has left the area.
-                if (t == 0) stored_read();
-                meet();
-            }
-            Element *const collected = area + (ahead + (joined ? residue * w_output : 0));
-            const int next_line = h_stride * w_output;
-            // Sums of a tile that is not whole, or of any; of those as many at once as lie beside each other, if they start so.
-            const auto collect = [&](bool all, bool at_once) {
-#pragma unroll
-                for (int r = 0; r < LINES * SEGMENTS; r++)
-#pragma unroll
-                    for (int n = 0; n < TILES; n++) {
-                        const int first = r % SEGMENTS * 64 + 16 * n;
-                        Element *const at = collected + (r / SEGMENTS * next_line + first);
-                        if (at_once && (first + 16 < 2 * SPAN || first + 16 <= columns)) {
-                            put_all(at, sum[r][n]);
-                        } else if (all && first + 16 < 2 * SPAN || !all && first + 16 <= columns) {
-#pragma unroll
-                            for (int e = 0; e < 2; e++) put_both(at + column_of(e), sum[r][n][e], sum[r][n][e + 2]);
-                        } else if (all || first < columns) {
-#pragma unroll
-                            for (int e = 0; e < 4; e++)
-                                if (first + column_of(e) < columns) narrow(sum[r][n][e], at + column_of(e));
+                        for (int k = t; k < STORED + t; k += 4) {
+                            if (k >= ahead && k < min(first, end)) line_to[k - ahead] = area[k];
+                            if (!goes_on && whole + k < end) line_to[whole + k - ahead] = area[whole + k];
                         }
                     }
-            };
-            const unsigned starts = shared(collected) | (LINES > 1 ? (unsigned)sizeof(Element) * next_line : 0);
-            if (columns <= 2 * SPAN - 16)
-                collect(false, false);
-            else if (__all_sync(0xffffffffu, starts % (KIND == 0 ? 4 : 16) == 0))
-                collect(true, true);
-            else
-                collect(true, false);
-            if (!joined || residue + 1 == residues) {
-                asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-                meet();
-                // What starts and ends with a sector by the copy engine, or with a vector, what is before and behind by the lanes
-                // of the channel.
-                const int size = joined ? here * w_output : columns, past = past_whole<STORED>(line_to), before = min((STORED - past) % STORED, size);
-                const int whole = (size - before) / STORED * STORED;
-                const Element *const run = area + ahead;
-                if (there) {
-                    if (t == 0 && whole) store(line_to + before, shared(run + before), whole * (int)sizeof(Element));
-#pragma unroll
-                    for (int k = t; k < STORED; k += 4) {
-                        if (k < before) line_to[k] = run[k];
-                        if (const int at = before + whole + k; at < size) line_to[at] = run[at];
-                    }
+                    if (t == 0) stored();
                 }
-                if (t == 0) stored();
+                if (BOTH) count_sums(post_activation, post_slope);
             }
-            if (BOTH) count_sums(post_activation, post_slope);
         }
         // Each lane has what it needs of the stage.
         barrier_arrive(barrier + 8);
-        if (counts && t == 0 && there) {
-            const float3 of = so_far[threadIdx.x / 32][g];
-            part_mean[partial] = of.x;
-            part_m2[partial] = of.y;
-            part_count[partial] = of.z;
+        if (counts) {
+            const float all = over_lanes(tally.off), apart = all / max(tally.count, 1), m2 = over_lanes(tally.squares) - all * apart;
+            if (t == 0 && there) {
+                part_mean[tally.partial] = tally.around + apart;
+                part_m2[tally.partial] = max(m2, 0.0f);
+                part_count[tally.partial] = tally.count;
+            }
         }
     }
     if (t == 0) stored_read();

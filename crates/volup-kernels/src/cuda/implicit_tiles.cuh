@@ -23,10 +23,8 @@ constexpr int LANES = 32, TILES = LANES / 8, SPAN = LANES * SEGMENTS, MARGIN = 4
 constexpr int MOST_CLASSES = 64, MOST_WIDTH = 9, MOST_STAGES = 8;
 /// Boxes that are on their way at once, and of a thread fragments of weights.
 constexpr int UNDER_WAY = 2, AT_ONCE = KIND == 0 ? 2 : 4;
-/// Vectors of four positions of a line; channels of a word; elements of 16 bytes of y.
-constexpr int VECTORS = PITCH / 4, CHANNELS = KIND == 0 ? 2 : 1, WHOLE = 16 / sizeof(Element);
-/// Elements that the copy engine stores at least: a sector of float32; of 16 bits lanes would be left with too many.
-constexpr int STORED = KIND == 0 ? WHOLE : 2 * WHOLE;
+/// Vectors of four positions of a line; channels of a word; elements of a sector of y, as the copy engine stores them.
+constexpr int VECTORS = PITCH / 4, CHANNELS = KIND == 0 ? 2 : 1, STORED = 32 / sizeof(Element);
 
 /// Where the warps that multiply wait for one another; and whether something is so for any of them.
 __device__ __forceinline__ void meet_consumers() { asm volatile("bar.sync 1, %0;" ::"n"(32 * WARPS) : "memory"); }
@@ -37,6 +35,13 @@ __device__ __forceinline__ bool any_of_consumers(bool is) {
                  : "r"((unsigned)is), "n"(32 * WARPS)
                  : "memory");
     return any;
+}
+
+/// Counts up a number in shared memory, and returns what it was. Of one lane: the compiler's own adds up what lanes ask for first.
+__device__ __forceinline__ int take_next(int *number) {
+    int taken;
+    asm volatile("atom.shared.add.u32 %0, [%1], 1;" : "=r"(taken) : "r"(shared(number)) : "memory");
+    return taken;
 }
 
 /// Whether a step of K is the first.
@@ -63,7 +68,7 @@ struct Axis {
 
 /// What numbers are divided by: `channel`, vectors of one of a box's input; `units` of work of a box.
 struct Divisors {
-    Divisor boxes_w, boxes_h, boxes_d, channel, lines, d_stride, h_stride, units_h, tiles, stages, units;
+    Divisor boxes_w, boxes_h, boxes_d, channel, lines, d_stride, h_stride, units_h, tiles, stages, units, group_channels;
 };
 constexpr int DIVISORS = sizeof(Divisors) / sizeof(Divisor);
 
@@ -122,7 +127,7 @@ template <int COUNT> __device__ __forceinline__ void curve_plainly(float (&v)[CO
     else if (code == 5)
         each([](float x) { return x * sigmoid(x * (1.59576912f + 0.0713548163f * x * x)); });
     else if (code == 6)
-        each([](float x) { return x * (fminf(fmaxf(x + 3.0f, 0.0f), 6.0f) * 0.166666667f); });
+        each([](float x) { return x * __saturatef((x + 3.0f) * 0.166666667f); });
     else
         each([](float x) { return sigmoid(x); });
 }
@@ -180,6 +185,19 @@ struct Largest {
     __device__ __forceinline__ bool undefined() const { return __float_as_uint(most) >= 0x7f7ff000u; }
 #endif
 };
+
+/// Of what a unit of work counts the mean of a channel's first lines, and of a lane the differences from it and their squares; where
+/// the statistic goes, and how many outputs it is of.
+struct Tally {
+    float around, off, squares;
+    int partial, count;
+};
+
+/// The sum of what the four lanes of a channel have.
+__device__ __forceinline__ float over_lanes(float v) {
+    v += __shfl_xor_sync(0xffffffffu, v, 1);
+    return v + __shfl_xor_sync(0xffffffffu, v, 2);
+}
 
 /// Which of a tile's 16 columns of y a lane's sum is of.
 __device__ __forceinline__ int column_of(int e) {

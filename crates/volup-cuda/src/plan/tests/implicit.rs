@@ -11,7 +11,7 @@ const MOST_SHARED: i64 = 232_448;
 const LANES: i64 = 32;
 const MARGIN: i64 = 4;
 /// Bytes that the copy engine stores at once.
-const VECTOR: i64 = 16;
+const SECTOR: i64 = 32;
 /// The most stages.
 const MOST_STAGES: i64 = 8;
 /// The most pairs of residues, and taps along width.
@@ -90,7 +90,7 @@ struct Layout {
     parts: i64,
     /// Segments of a box, lines of each residue in a row block, warps that multiply.
     segments: i64,
-    lines_of_unit: i64,
+    lines_of_block: i64,
     warps: i64,
     axes: [Axis; 3],
     input: i64,
@@ -98,9 +98,11 @@ struct Layout {
     groups: i64,
     box_d: i64,
     units_h: i64,
+    blocks_h: i64,
     boxes: [i64; 3],
     samples: i64,
     joined: bool,
+    linked: bool,
     blocks_of_group: i64,
 }
 
@@ -108,13 +110,13 @@ impl Layout {
     fn new(call: &Call<'_>) -> Layout {
         let kind = call.size("KIND");
         let [input, output, groups] = call.ints(["in_per_group", "out_per_group", "groups"]);
-        let [box_d, units_h, samples] = call.ints(["box_d", "units_h", "samples"]);
-        let [joined, blocks_of_group] = call.ints(["joined", "blocks_of_group"]);
+        let [box_d, units_h, blocks_h, samples] = call.ints(["box_d", "units_h", "blocks_h", "samples"]);
+        let [joined, linked, blocks_of_group] = call.ints(["joined", "linked", "blocks_of_group"]);
         Layout {
             together: if kind == 0 { 2 } else { 1 },
             parts: if kind == 3 { 2 } else { 1 },
             segments: call.size("SEGMENTS"),
-            lines_of_unit: call.size("LINES"),
+            lines_of_block: call.size("LINES"),
             warps: 4 * call.size("WARPGROUPS"),
             axes: ["d", "h", "w"].map(|axis| Axis::new(call, axis)),
             input,
@@ -122,9 +124,11 @@ impl Layout {
             groups,
             box_d,
             units_h,
+            blocks_h,
             boxes: call.ints(["boxes_d", "boxes_h", "boxes_w"]),
             samples,
             joined: joined == 1,
+            linked: linked == 1,
             blocks_of_group,
         }
     }
@@ -138,9 +142,13 @@ impl Layout {
         ceil(self.input, self.together)
     }
 
-    /// Lines of a unit of work, and of a box; columns of a box.
+    /// Lines of a row block, and of a unit of work, which has some; sizes of a box.
+    fn block_h(&self) -> i64 {
+        self.lines_of_block * self.axes[1].stride
+    }
+
     fn unit_h(&self) -> i64 {
-        self.lines_of_unit * self.axes[1].stride
+        self.blocks_h * self.block_h()
     }
 
     fn box_sizes(&self) -> [i64; 3] {
@@ -213,7 +221,7 @@ pub fn check(call: &Call<'_>) {
     assert_eq!(call.grid, [layout.groups * layout.blocks_of_group, 1, 1], "{what}");
     assert!((1..=layout.items()).contains(&layout.blocks_of_group), "{what}");
     for (name, most) in
-        [("has_bias", 1), ("activation", 8), ("mode", 3), ("post_activation", 8), ("joined", 1)]
+        [("has_bias", 1), ("activation", 8), ("mode", 3), ("post_activation", 8), ("joined", 1), ("linked", 1)]
     {
         assert!((0..=most).contains(&call.int(name)), "{name} of {what}");
     }
@@ -242,19 +250,21 @@ pub fn check(call: &Call<'_>) {
     assert!(x_c < of_channel + 32, "{x_c} words of {what}");
     assert_eq!(entries, layout.entries().iter().sum::<i64>(), "{what}");
 
-    // Runs of lines of the output, all of a row block or one each; where they start, a vector may have started.
+    // Runs of lines of the output, all of a row block or one each; where they start, a sector may have started. One that goes on
+    // where the one before has ended has sectors of its own.
     let [stages, run_pitch] = call.ints(["stages", "run_pitch"]);
     let element = call.pointer("y").width as i64;
     assert!(layout.boxes[2] == 1 || !layout.joined, "{what}");
-    assert!(layout.joined || layout.lines_of_unit == 1, "{what}");
+    assert!(layout.joined || layout.lines_of_block == 1, "{what}");
     let run = if layout.joined {
-        layout.lines_of_unit * height.stride * width.output
+        layout.block_h() * width.output
     } else {
         width.output.min(sizes[2])
     };
-    let least = run * element + VECTOR - element;
-    assert!(run_pitch * element >= least && run_pitch * element % VECTOR == 0, "{what}");
+    let least = run * element + SECTOR - element;
+    assert!(run_pitch * element >= least && run_pitch * element % SECTOR == 0, "{what}");
     assert!(run_pitch * element < least + 224, "{what}");
+    assert_eq!(layout.linked, layout.boxes[2] == 1 && run * element >= SECTOR, "{what}");
     // No warp takes one box for another.
     let units = layout.box_d * layout.units_h * layout.tiles();
     assert!((2..=MOST_STAGES).contains(&stages) && (stages - 1) * units >= layout.warps - 1, "{what}");
@@ -265,7 +275,7 @@ pub fn check(call: &Call<'_>) {
         + 96 * layout.tiles()
         + layout.warps * 8 * run_pitch * element;
     assert_eq!(call.shared, shared, "{what}");
-    let own = i64::from(call.variant.shared_bytes);
+    let own = ceil(call.variant.shared_bytes.into(), SECTOR) * SECTOR;
     assert!(shared + own <= MOST_SHARED, "{shared} bytes of {what}");
 
     // Samples without gaps, at addresses that vectors are read from.
@@ -311,18 +321,22 @@ pub fn features(call: &Call<'_>) -> Vec<&'static str> {
         ("columns past the end", width.output % box_w > 0 && layout.boxes[2] > 1),
         ("groups", layout.groups > 1),
         ("inputs of one column", offsets.iter().any(|(_, taps)| taps.contains(&None))),
-        ("lines apart", !layout.joined),
+        ("lines apart", !layout.joined && !layout.linked),
+        ("lines that follow each other", !layout.joined && layout.linked),
         ("lines one by one", width.input % 4 > 0),
         ("lines past the end", height.output % box_h > 0),
         ("normalized", mode == 2),
         ("odd lines", width.output % 2 > 0),
         ("residues without taps", layout.entries().contains(&0)),
         ("statistics", mode == 1),
+        ("row blocks apart", layout.joined && layout.blocks_h > 1 && !layout.linked),
+        ("row blocks that follow each other", layout.joined && layout.blocks_h > 1 && layout.linked),
         ("statistics of what is written", mode == 3),
         (
             "units without lines",
             height.output % box_h > 0 && height.output % box_h <= box_h - layout.unit_h(),
         ),
+        ("units without all row blocks", (height.output % box_h) % layout.unit_h() > 0 && layout.blocks_h > 1),
     ];
     found.into_iter().filter(|(_, is)| *is).map(|(what, _)| what).collect()
 }

@@ -147,11 +147,15 @@ fn implicit_gemm_computes_the_definition() {
         "lines apart",
         "lines one by one",
         "lines past the end",
+        "lines that follow each other",
         "normalized",
         "odd lines",
         "residues without taps",
+        "row blocks apart",
+        "row blocks that follow each other",
         "statistics",
         "statistics of what is written",
+        "units without all row blocks",
         "units without lines",
     ];
     assert_eq!(found.into_iter().collect::<Vec<_>>(), expected);
@@ -394,7 +398,7 @@ fn a_wrong_argument_shows() {
     let variants = kernels(&device, None);
     let sizes = "in_per_group out_per_group groups d_input d_output d_kernel d_stride d_padding d_dilation h_input h_output \
                  h_kernel h_stride h_padding h_dilation w_input w_output w_kernel w_stride w_padding w_dilation box_d \
-                 units_h boxes_d boxes_h boxes_w samples planes lines x_c entries stages joined run_pitch \
+                 units_h blocks_h boxes_d boxes_h boxes_w samples planes lines x_c entries stages joined linked run_pitch \
                  blocks_of_group x_n y_n has_bias activation \
                  mode norm_groups group_channels";
     let of_counts = [

@@ -498,7 +498,7 @@ fn a_wrong_argument_of_what_is_counted_shows() {
         ("implicit_gemm", "h_input h_output h_kernel h_stride h_padding w_input w_output w_kernel w_stride"),
         (
             "implicit_gemm",
-            "box_d units_h boxes_d boxes_h boxes_w samples planes lines x_c entries stages joined run_pitch",
+            "box_d units_h blocks_h boxes_d boxes_h boxes_w samples planes lines x_c entries stages joined linked run_pitch",
         ),
         ("implicit_gemm", "x_n y_n has_bias activation mode norm_groups group_channels post_activation"),
         merge,
