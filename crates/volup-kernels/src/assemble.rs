@@ -1,7 +1,7 @@
 //! From kernel to cubin: Tile IR by cuTile's compiler, machine code by `tileiras`, the manifest.
 
 use crate::inspect::{self, Usage};
-use crate::variants::{Options, Variant};
+use crate::variants::{CUDA_ARCH, Options, Variant};
 use crate::{direct, interleave, linear_gemm, norm, nvcc, pack};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use cutile::compile_api::KernelCompiler;
@@ -73,6 +73,14 @@ struct Build<'a> {
     known: HashMap<String, Entry>,
 }
 
+/// Compiles a variant in CUDA C++ to PTX, in `out`, unless that was done before.
+pub fn ptx(variant: &Variant, out: &Path) -> Result<()> {
+    let folder = out.join(CUDA_ARCH);
+    fs::create_dir_all(&folder).context("cannot make the folder for PTX")?;
+    let recipe = hash(&[&nvcc::recipe(variant)?]);
+    nvcc::to_ptx(variant, &recipe, &folder.join(format!("{}.ptx", variant.name())))
+}
+
 /// Compiles every variant for every architecture into `out`, `jobs` at once.
 pub fn build(variants: &[Variant], archs: &[String], out: &Path, jobs: usize) -> Result<()> {
     let known: Manifest = fs::read(out.join("manifest.json"))
@@ -136,7 +144,7 @@ impl Build<'_> {
                 continue;
             }
             if variant.is_cuda() {
-                match self.compile(variant, arch) {
+                match self.compile(variant, arch, &source) {
                     Ok(usage) => entries.push(entry(variant, arch, &usage, source.clone(), source)?),
                     Err(error) => refused.push(format!("{arch}: {error:#}")),
                 }
@@ -170,8 +178,8 @@ impl Build<'_> {
     }
 
     /// Makes a cubin of CUDA C++, beside its PTX.
-    fn compile(&self, variant: &Variant, arch: &str) -> Result<Usage> {
-        nvcc::compile(variant, &self.path(variant, arch, "ptx"), &self.path(variant, arch, "part"))?;
+    fn compile(&self, variant: &Variant, arch: &str, recipe: &str) -> Result<Usage> {
+        nvcc::compile(variant, recipe, &self.path(variant, arch, "ptx"), &self.path(variant, arch, "part"))?;
         self.accept(variant, arch)
     }
 

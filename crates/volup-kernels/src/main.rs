@@ -54,6 +54,9 @@ struct Args {
     /// Compiles at once [default: one a core].
     #[arg(long)]
     jobs: Option<usize>,
+    /// Compile only the variant of this name, and only to PTX, for tests that run it on the CPU.
+    #[arg(long, conflicts_with_all = ["only", "arch", "jobs"])]
+    ptx: Option<String>,
 }
 
 fn main() -> Result<()> {
@@ -61,6 +64,11 @@ fn main() -> Result<()> {
     let text = std::fs::read_to_string(&args.variants)
         .with_context(|| format!("cannot read {}", args.variants.display()))?;
     let mut variants = variants::parse(&text)?;
+    if let Some(name) = &args.ptx {
+        let variant = variants.iter().find(|variant| variant.is_cuda() && variant.name() == *name);
+        let variant = variant.with_context(|| format!("no variant in CUDA C++ is called {name:?}"))?;
+        return assemble::ptx(variant, &args.out);
+    }
     variants.retain(|variant| variant.name().contains(&args.only));
     if variants.is_empty() {
         bail!("no variant's name contains {:?}", args.only);

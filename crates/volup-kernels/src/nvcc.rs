@@ -45,9 +45,24 @@ fn included(text: &str) -> impl Iterator<Item = &str> {
     text.lines().filter_map(|line| line.strip_prefix("#include \"")?.strip_suffix('"'))
 }
 
-/// Compiles a variant; refuses one whose matrix instructions the compiler has to serialise.
-pub fn compile(variant: &Variant, ptx: &Path, cubin: &Path) -> Result<()> {
-    run(&flags(variant), &source(variant), ptx)?;
+/// Compiles a variant to PTX, unless the file says in its last line that it is of this recipe, given as a hash.
+pub fn to_ptx(variant: &Variant, recipe: &str, ptx: &Path) -> Result<()> {
+    let signature = format!("// recipe {recipe}\n");
+    if std::fs::read_to_string(ptx).is_ok_and(|text| text.ends_with(&signature)) {
+        return Ok(());
+    }
+    // Of this process alone: others may make the same.
+    let fresh = ptx.with_extension(format!("ptx.{}", std::process::id()));
+    run(&flags(variant), &source(variant), &fresh)?;
+    let mut text = std::fs::read_to_string(&fresh)?;
+    text += &signature;
+    std::fs::write(&fresh, text)?;
+    std::fs::rename(&fresh, ptx).with_context(|| format!("cannot write {}", ptx.display()))
+}
+
+/// Compiles a variant, by its PTX; refuses one whose matrix instructions the compiler has to serialise.
+pub fn compile(variant: &Variant, recipe: &str, ptx: &Path, cubin: &Path) -> Result<()> {
+    to_ptx(variant, recipe, ptx)?;
     let said = run(&TO_CUBIN, ptx, cubin)?;
     if let Some(warning) = serialised(&said) {
         bail!("refused: {warning}");

@@ -4,6 +4,9 @@ use anyhow::{Context, Result, ensure};
 use serde::Deserialize;
 use std::collections::{BTreeMap, HashSet};
 
+/// The architecture that kernels in CUDA C++ are for.
+pub const CUDA_ARCH: &str = "sm_90";
+
 /// One kernel with its types and sizes filled in.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -67,7 +70,7 @@ impl Variant {
 
     /// Whether it is compiled for an architecture.
     pub fn is_for(&self, arch: &str) -> bool {
-        (!self.is_cuda() || arch == "sm_90")
+        (!self.is_cuda() || arch == CUDA_ARCH)
             && !self.not_for.iter().any(|start| arch.starts_with(start.as_str()))
     }
 

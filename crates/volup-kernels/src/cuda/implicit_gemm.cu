@@ -388,7 +388,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
                     // A step, and for the first of them what it adds to.
                     const auto step = [&](auto is_first) {
                         const unsigned *const one = inputs + own.entry_list[at + t].x, *const other = inputs + own.entry_list[at + 4 + t].x;
-                        const uint4 *const of_step = own.weights + (at / 8 * own.tiles + tile) * PARTS * 32 + 4 * g + t;
+                        const uint4 *const of_step = own.weights + ((unsigned)at / 8 * own.tiles + tile) * PARTS * 32 + 4 * g + t;
                         const uint4 a = of_step[0];
                         [[maybe_unused]] const uint4 a_low = of_step[32 * (PARTS - 1)];
 #pragma unroll
@@ -415,11 +415,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
 #endif
                             }
                     };
+                    // Without taps: by instructions that the compiler does not execute in any case, to overwrite what they did.
                     if (at < end)
                         step(First<true>{});
                     else
 #pragma unroll
-                        for (int k = 0; k < SUMS; k++) v[k] = add;
+                        for (int k = 0; k < SUMS; k++) asm volatile("mov.f32 %0, %1;" : "=f"(v[k]) : "f"(add));
 #pragma unroll 1
                     for (at += 8; at < end; at += 8) step(First<false>{});
                 } else {

@@ -2,7 +2,7 @@
 //! the CPU; those of other kernels by their contracts.
 //!
 //! `VOLUP_PTX` names the folder of the PTX, one file a variant: `make kernels-check` and `make emulate` do. Without
-//! it there is nothing to run, and tests say so.
+//! it there is nothing to run, and tests say so. `VOLUP_PTX_TOOL` names what makes those that are missing or of older sources.
 
 mod dense;
 mod statistics;
@@ -17,8 +17,10 @@ use crate::plan::{Argument, Buffer, Plan, Request, Task};
 use crate::{Algorithm, DeviceInfo, Variant};
 use std::cell::Cell;
 use std::collections::HashMap;
+use std::ffi::OsString;
 use std::ops::Range;
 use std::path::PathBuf;
+use std::process::Command;
 use std::sync::{Arc, Mutex, OnceLock};
 use volup::testing::{
     Case, Fill, check, check_gradients, compare, conformance, random_case, training_conformance,
@@ -38,17 +40,34 @@ fn folder() -> Option<PathBuf> {
     std::env::var_os("VOLUP_PTX").map(PathBuf::from)
 }
 
+/// Makes a variant's PTX, unless it is there and of today's sources.
+fn compile(tool: OsString, name: &str) {
+    let variants = concat!(env!("CARGO_MANIFEST_DIR"), "/../volup-kernels/variants.toml");
+    let folder = folder().expect("a folder");
+    let mut command = Command::new(tool);
+    command
+        .args(["--variants", variants, "--ptx", name, "--out"])
+        .arg(folder.parent().expect("a folder around it"));
+    let output = command.output().expect("VOLUP_PTX_TOOL can be run");
+    assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
 /// A variant's kernel, read once.
 fn module(name: &'static str) -> Arc<Module> {
-    static READ: OnceLock<Mutex<HashMap<&'static str, Arc<Module>>>> = OnceLock::new();
-    let mut read = READ.get_or_init(Mutex::default).lock().unwrap();
+    type Read = Mutex<HashMap<&'static str, Arc<OnceLock<Arc<Module>>>>>;
+    static READ: OnceLock<Read> = OnceLock::new();
+    let own = READ.get_or_init(Mutex::default).lock().unwrap().entry(name).or_default().clone();
+    // Others are read meanwhile.
     let fresh = || {
+        if let Some(tool) = std::env::var_os("VOLUP_PTX_TOOL") {
+            compile(tool, name);
+        }
         let path = folder().expect("a folder").join(format!("{name}.ptx"));
         let text =
             std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         Arc::new(Module::parse(&text).unwrap_or_else(|fault| panic!("{name}: {fault}")))
     };
-    read.entry(name).or_insert_with(fresh).clone()
+    own.get_or_init(fresh).clone()
 }
 
 /// Another order of what happens at the same time for each launch: the same bits have to come of all.

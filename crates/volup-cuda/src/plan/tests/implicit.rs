@@ -220,9 +220,14 @@ pub fn check(call: &Call<'_>) {
     assert_eq!(i64::from(call.variant.threads), 32 * layout.warps + 128, "{what}");
     assert_eq!(call.grid, [layout.groups * layout.blocks_of_group, 1, 1], "{what}");
     assert!((1..=layout.items()).contains(&layout.blocks_of_group), "{what}");
-    for (name, most) in
-        [("has_bias", 1), ("activation", 8), ("mode", 3), ("post_activation", 8), ("joined", 1), ("linked", 1)]
-    {
+    for (name, most) in [
+        ("has_bias", 1),
+        ("activation", 8),
+        ("mode", 3),
+        ("post_activation", 8),
+        ("joined", 1),
+        ("linked", 1),
+    ] {
         assert!((0..=most).contains(&call.int(name)), "{name} of {what}");
     }
     assert_eq!(call.int("mode") == 3, call.variant.param("COUNTS").is_some(), "mode of {what}");
@@ -256,11 +261,7 @@ pub fn check(call: &Call<'_>) {
     let element = call.pointer("y").width as i64;
     assert!(layout.boxes[2] == 1 || !layout.joined, "{what}");
     assert!(layout.joined || layout.lines_of_block == 1, "{what}");
-    let run = if layout.joined {
-        layout.block_h() * width.output
-    } else {
-        width.output.min(sizes[2])
-    };
+    let run = if layout.joined { layout.block_h() * width.output } else { width.output.min(sizes[2]) };
     let least = run * element + SECTOR - element;
     assert!(run_pitch * element >= least && run_pitch * element % SECTOR == 0, "{what}");
     assert!(run_pitch * element < least + 224, "{what}");
@@ -336,7 +337,10 @@ pub fn features(call: &Call<'_>) -> Vec<&'static str> {
             "units without lines",
             height.output % box_h > 0 && height.output % box_h <= box_h - layout.unit_h(),
         ),
-        ("units without all row blocks", (height.output % box_h) % layout.unit_h() > 0 && layout.blocks_h > 1),
+        (
+            "units without all row blocks",
+            (height.output % box_h) % layout.unit_h() > 0 && layout.blocks_h > 1,
+        ),
     ];
     found.into_iter().filter(|(_, is)| *is).map(|(what, _)| what).collect()
 }
