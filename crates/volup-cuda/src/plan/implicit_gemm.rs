@@ -34,8 +34,8 @@ const MEMORY: f64 = 3.9e12;
 const RUN: f64 = 170.0;
 /// Of what takes less, the part that does not hide behind the other.
 const SEEN: f64 = 0.17;
-/// How much longer it takes with two stages: what brings a box waits for what uses one.
-const WAITS: f64 = 1.02;
+/// How much longer it takes with two stages, and with three: what brings a box waits for what uses one.
+const WAITS: [f64; 2] = [1.05, 1.02];
 /// Seconds until a block's tables are there; until a thread has brought two vectors of weights, or one of a channel of the input;
 /// and a box beside its vectors.
 const START: f64 = 5e-6;
@@ -292,7 +292,7 @@ impl<'a> ImplicitGemm<'a> {
         let pass = |unit: f64, moved: f64| {
             let parts = [all_units * unit / ISSUED, brought, moved / memory * uneven];
             let most = parts.into_iter().fold(0.0, f64::max);
-            let waits = if stages == 2 { WAITS } else { 1.0 };
+            let waits = WAITS.get(stages - 2).copied().unwrap_or(1.0);
             START + weights + (most + SEEN * (parts.iter().sum::<f64>() - most)) * waits
         };
         let (written, counted) = (outputs * WRITTEN, outputs * COUNTED);
