@@ -197,14 +197,15 @@ impl<'a> ImplicitGemm<'a> {
             ["SEGMENTS", "LINES", "WARPGROUPS"].map(|name| size(kernel, name));
         let (cin, cout) = (conv.in_channels() / conv.groups(), conv.out_channels() / conv.groups());
         let span = LANES * segments;
-        let box_h = product(&[units_h, blocks_h, lines_of_block, height.stride])?;
+        let block_h = product(&[lines_of_block, height.stride])?;
+        let box_h = product(&[units_h, blocks_h, block_h])?;
         let boxes =
             [depth.output.div_ceil(box_d), height.output.div_ceil(box_h), width.output.div_ceil(2 * span)];
         if joined && boxes[2] > 1 || !joined && lines_of_block > 1 {
             return None;
         }
         // Row blocks that no unit has.
-        if box_h / units_h - box_h / (units_h * blocks_h) >= height.output && blocks_h > 1 {
+        if (blocks_h - 1) * block_h >= height.output {
             return None;
         }
         let (planes, lines) = (reached(depth, box_d), reached(height, box_h));
@@ -224,7 +225,7 @@ impl<'a> ImplicitGemm<'a> {
         let parts = operand.parts();
         let element = request.dtype.size();
         // Neighbouring channels' runs in banks of their own.
-        let run = product(&[lines_of_block, height.stride, width.output])?;
+        let run = product(&[block_h, width.output])?;
         let run = if joined { run } else { width.output.min(2 * span) };
         let sector = SECTOR / element;
         let runs = if joined { blocks_h } else { blocks_h * height.stride };

@@ -38,7 +38,8 @@
 // deviations from it and their count, for a unit of work: partial
 // `(((sample*boxes + box)*box_d + plane)*units_h + unit)*channels + channel`, units_h units a plane and channels all.
 // A lane sums up how far its values are from the mean of its channel's first lines, and the squares of that. What they are the
-// share `f` of, the mean of all is no further from theirs than the deviation by sqrt(1/f): no bits are lost to it that count.
+// share `f` of, the mean of all is no further from theirs than the deviation by sqrt(1/f): the squares
+// lose log2(1 + 1/f) bits to it at most.
 // Activations are none of erf's and tanh.
 //
 // # Numbers
