@@ -81,6 +81,7 @@ KERNELS = {
     "weight_gradient_lines": "halo_gemm",
     "weight_gradient_narrow": "halo_gemm",
     "half_input": "halo_gemm",
+    "channel_largest": "halo_gemm",
 }
 # In tf32 families that the plan takes with operands of one fp16 where there is more to do.
 SCALED = {f"{family} scaled": family for family in ("halo_gemm", "gather_gemm")}

@@ -28,7 +28,8 @@ from volup import _calls, _compose, _cuda
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU")
 
-# Unit roundoff of the two tf32 numbers that a float32 gradient is multiplied as.
+# Unit roundoff of the two tf32 numbers that a float32 gradient is multiplied as, unless two fp16
+# are fine enough for it.
 IEEE = 2.0**-21
 
 BLOCK = {"activation": "relu", "norm_groups": 8, "post_activation": "silu"}
@@ -88,6 +89,35 @@ def test_gradients_are_those_of_float64(name: str, kind: str) -> None:
             assert got.dtype == dtype
             reference.assert_within(got, *exact[key])
             assert torch.equal(got, again)
+
+
+@pytest.mark.parametrize("factor", [1e-12, 1e-30, 1e20, torch.inf])
+@pytest.mark.parametrize("memory_format", FORMATS.values(), ids=FORMATS)
+def test_gradients_of_any_magnitudes(memory_format: torch.memory_format, factor: float) -> None:
+    """Gradients of a layer that is large enough to be multiplied as two fp16, some of another size.
+
+    What an infinity reaches is one or NaN, as by the definition; the rest is as without it.
+    """
+    spec = {key: 1 for key in ("stride", "groups", "dilation")}
+    spec |= {"padding": 1, "output_padding": 0, "eps": 1e-5}
+    spec |= dict.fromkeys(("activation", "norm_groups", "post_activation"))
+    generator = torch.Generator("cuda").manual_seed(1)
+    shapes = ((8, 64, 8, 32, 32), (64, 64, 3, 3, 3), (8, 64, 8, 32, 32))
+    x, w, dz = (torch.randn(shape, generator=generator, device="cuda") for shape in shapes)
+    dz[:, :, 4:] *= factor if factor < 1 else 1
+    if factor > 1:
+        dz[3, 5, 2, 7, 9] = factor
+    parameters = {key: w if key == "weight" else None for key in KEYS}
+    tensors = {"input": leaf(x.contiguous(memory_format=memory_format)), "weight": leaf(w)}
+    output = run(tensors["input"], parameters | {"weight": tensors["weight"]}, spec, "ieee")
+    grad = dz.contiguous(memory_format=memory_format)
+    got = torch.autograd.grad(output, list(tensors.values()), grad)
+    exact = reference_gradients.expected(x, parameters, spec, dz, IEEE)
+    for key, gradient in zip(tensors, got, strict=True):
+        value, bound = exact[key]
+        finite = value.isfinite()
+        assert torch.equal(gradient.isfinite(), finite)
+        reference.assert_within(gradient[finite], value[finite], bound[finite])
 
 
 def slopes(name: str, check: Callable[..., bool], **options: Any) -> None:

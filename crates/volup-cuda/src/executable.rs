@@ -172,6 +172,7 @@ impl Pointers {
             Buffer::GradNormWeight => self.grad_norm_weight,
             Buffer::GradNormBias => self.grad_norm_bias,
             Buffer::Workspace => self.workspace,
+            Buffer::Unless => 0,
         };
         if start == 0 { 0 } else { start + offset }
     }

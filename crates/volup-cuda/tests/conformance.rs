@@ -50,6 +50,12 @@ fn scaled_in_tf32() {
     trains(Precision::Tf32, None, Some("half_input"));
 }
 
+/// Gradients of two fp16, likewise.
+#[test]
+fn two_fp16_in_ieee() {
+    trains(Precision::Ieee, None, Some("channel_largest"));
+}
+
 /// What the plan seldom takes in training for what is as small as tests are: families whose forward pass is another one there,
 /// and kernels of gradients, with a family that leaves them to be chosen.
 const OF_TRAINING: [(Algorithm, Option<&str>); 6] = [

@@ -284,6 +284,12 @@ pub(crate) enum Op {
         high: Operand,
         low: Operand,
     },
+    /// Of two fp16 side by side each one's product.
+    MultiplyTwo {
+        to: Register,
+        a: Operand,
+        b: Operand,
+    },
     Pack {
         to: Register,
         from: Vec<Operand>,

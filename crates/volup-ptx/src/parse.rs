@@ -302,6 +302,7 @@ impl<'a> Parser<'a> {
             "sub" => function(Function::Sub, 2)?,
             "mul" if has("wide") => function(Function::MulWide, 2)?,
             "mul" if has("hi") => function(Function::MulHigh, 2)?,
+            "mul" if has("f16x2") => Op::MultiplyTwo { to: register(0)?, a: operand(1)?, b: operand(2)? },
             "mul" => function(Function::Mul, 2)?,
             "mad" => function(Function::Mad, 3)?,
             "fma" if has("rm") => function(Function::FmaDown, 3)?,

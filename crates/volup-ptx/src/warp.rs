@@ -2,8 +2,10 @@
 
 use crate::block::{CopyAsync, World};
 use crate::instruction::{Address, Instruction, Module, Op, Operand, Register, Space, Special, Type};
+use crate::matrix::element;
 use crate::number;
 use crate::{Fault, LANES, Result};
+use half::f16;
 use std::collections::VecDeque;
 
 /// Numbers of all lanes.
@@ -284,6 +286,18 @@ impl Warp {
                 let mut result = [0; LANES];
                 for lane in lanes(mask) {
                     result[lane] = one(high[lane])? << 16 | one(low[lane])?;
+                }
+                self.set(*to, mask, &result);
+            }
+            Op::MultiplyTwo { to, a, b } => {
+                let (a, b) = (self.get(*a, world), self.get(*b, world));
+                let mut result = [0; LANES];
+                for lane in lanes(mask) {
+                    let one = |shift: u32| {
+                        let of = |bits: u64| element(Type::F16, (bits >> shift) as u32);
+                        u64::from(f16::from_f64(of(a[lane]) * of(b[lane])).to_bits()) << shift
+                    };
+                    result[lane] = one(16) | one(0);
                 }
                 self.set(*to, mask, &result);
             }

@@ -2,24 +2,23 @@
 //! number of rows further on for every voxel of the input: the gradient of the input is then a convolution of stride 1, that
 //! of the weight a matrix product. The kernels' files say what the numbers mean.
 
+mod factors;
 mod operands;
+mod wide;
 
 use super::epilogue::{NULL, Sums, kernel, sum_bytes};
-use super::halo_gemm::Halo;
 use super::pack;
 use super::rows::{Rows, makes_again, sample_bytes};
-use super::shuffle_gradient::ShuffleGradient;
+use super::shuffle_gradient::{Bounded, ShuffleGradient};
 use super::weight::Weight;
-use super::{
-    Argument, Buffer, Classes, Context, Family, Plan, Request, Step, Task, Workspace, grid, push, strides,
-};
+use super::{Argument, Buffer, Context, Plan, Request, Step, Workspace, grid, push};
 use crate::Algorithm;
+use factors::{Scales, input_plans};
 use std::fmt;
-use volup::{ConvSpec, DType, Error, MemoryFormat, Result, Wanted};
+use volup::{DType, Result, Wanted};
 
-/// Blocks a multiprocessor of the kernels that compute by the definition; fewer for launches that seldom have work to do.
+/// Blocks a multiprocessor of the kernels that compute by the definition.
 const BLOCKS: usize = 16;
-const IDLE_BLOCKS: usize = 2;
 /// Channels of a tile of the weight's gradient by its definition.
 const TILE: usize = 16;
 /// Products and sums a second of one multiprocessor by the definition, at most.
@@ -28,13 +27,17 @@ const DEFINITION: f64 = 1e10;
 const ROWS: f64 = 2.5e12;
 /// What of such a pass is spared where rows are of half the size.
 const HALVES: f64 = 0.5;
-/// What a launch costs beside its work, in seconds.
+/// What a launch costs beside its work, in seconds, and how many there are of a part for what two fp16 are too coarse for.
 const LAUNCH: f64 = 3.6e-6;
+const WIDE_LAUNCHES: usize = 5;
 
 /// The largest magnitudes among the control words: of the input, of the gradient and of the weight. A later one is of what of the input
 /// was looked at to scale it.
 const LARGEST: [u64; 3] = [0, 4, 8];
 const CONTROL_WORDS: usize = 8;
+
+/// Control words that are asked whether two fp16 will do: of what rows are made of, and of the input and the weight.
+const ASKED: [u64; 2] = [20, 24];
 
 /// Where in the workspace is what the forward pass has not saved: the convolution's output of a part, and means and deviations
 /// of all samples.
@@ -56,11 +59,13 @@ pub(super) struct Backward<'a> {
     both: Option<ShuffleGradient<'a>>,
     input: Option<Plan>,
     weight: Option<Weight<'a>>,
+    /// Where gradients are two fp16, the same for what these are too coarse for.
+    wide: Option<Box<Backward<'a>>>,
 }
 
 impl fmt::Display for Backward<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.context.scaled { "backward, scaled" } else { "backward" })?;
+        f.write_str(["backward", "backward, scaled", "backward, two fp16"][self.context.halves])?;
         if self.rows.parts > 1 {
             write!(f, " in {} parts", self.rows.parts)?;
         }
@@ -101,7 +106,7 @@ impl<'a> Backward<'a> {
         };
         let with = |context: Context<'a>| {
             let (rows, again) = (Rows::new(context)?, again.clone());
-            Ok(Backward { context, wanted, rows, again, both: None, input: None, weight: None })
+            Ok(Backward { context, wanted, rows, again, both: None, input: None, weight: None, wide: None })
         };
         let by_rows = with(context)?;
         if !(wanted.input || wanted.weight) {
@@ -110,12 +115,17 @@ impl<'a> Backward<'a> {
         // The choice is made as if both were wanted: a gradient alone has the same bits.
         let both = Wanted { input: true, weight: true, ..wanted };
         let by_rows = Backward { wanted: both, ..by_rows };
-        let mut all: Vec<_> = by_rows.without_rows().into_iter().collect();
-        all.extend(by_rows.of_factors()?);
-        if context.bounds_gradients() {
-            let by_halves = with(Context { scaled: true, ..context })?;
-            all.extend(Backward { wanted: both, ..by_halves }.of_factors()?);
+        let mut all = by_rows.of_factors()?;
+        let mut without_rows: Vec<_> = by_rows.without_rows().into_iter().collect();
+        let halves = context.most_halves();
+        if halves > 0 {
+            let by_halves = Backward { wanted: both, ..with(Context { halves, ..context })? };
+            without_rows.extend(by_halves.without_rows());
+            if let Some(by_halves) = by_halves.with_wide()? {
+                all.extend(by_halves.of_factors()?);
+            }
         }
+        all.extend(without_rows.into_iter().min_by(|one, other| one.seconds().total_cmp(&other.seconds())));
         all.sort_by(|one, other| one.seconds().total_cmp(&other.seconds()));
         if !wanted.weight {
             // They do not differ by what computes that of the weight.
@@ -134,7 +144,7 @@ impl<'a> Backward<'a> {
         let input_bytes = rows.batch * sample_bytes(context, context.request.geometry.input_shape());
         let pass = 2.0 * input_bytes as f64 / ROWS + LAUNCH;
         let weights: Vec<_> = Weight::all(context, rows, pass).into_iter().map(Some).collect();
-        let weights = if weights.is_empty() && !context.scaled { vec![None] } else { weights };
+        let weights = if weights.is_empty() && context.halves == 0 { vec![None] } else { weights };
         let mut all = Vec::new();
         for weight in &weights {
             for (input, panel_rows) in &inputs {
@@ -152,6 +162,9 @@ impl<'a> Backward<'a> {
     /// Leaves out what is not wanted.
     pub(super) fn leave_out(&mut self, wanted: Wanted) {
         self.wanted = wanted;
+        if let Some(wide) = &mut self.wide {
+            wide.leave_out(wanted);
+        }
         self.input = self.input.take().filter(|_| wanted.input);
         if !wanted.input {
             self.rows.panel_rows = None;
@@ -184,10 +197,11 @@ impl<'a> Backward<'a> {
         let again = self.again.as_ref().map_or(0.0, |(plan, _)| plan.seconds());
         if let Some(both) = &self.both {
             let sums = if self.context.request.block.is_bare() { 1.0 } else { 2.0 };
-            return sums * output / ROWS + self.rows.parts as f64 * (again + both.seconds);
+            let idle = if self.context.halves > 0 { LAUNCH } else { 0.0 };
+            return sums * output / ROWS + self.rows.parts as f64 * (again + both.seconds + idle);
         }
         let passes = if self.context.request.block.norm().is_some() { 5.0 } else { 3.0 };
-        let passes = if self.context.scaled { passes - HALVES } else { passes };
+        let passes = if self.context.halves == 1 { passes - HALVES } else { passes };
         // By the definition what is wanted and has no plan.
         let slow = geometry.flops() / (DEFINITION * self.context.device.multiprocessors as f64);
         let slow = |wanted: bool| if wanted { slow / self.rows.parts as f64 } else { 0.0 };
@@ -195,7 +209,8 @@ impl<'a> Backward<'a> {
         let weight = self.weight.as_ref().map_or(slow(self.wanted.weight), Weight::seconds);
         // Rows are written, and an operand for the input's gradient; what goes by the definition is launched in any case.
         let launches = 1 + 2 * usize::from(self.wanted.input) + usize::from(self.wanted.weight);
-        let launches = launches as f64 * LAUNCH;
+        let idle = if self.wide.is_some() { WIDE_LAUNCHES } else { 0 };
+        let launches = (launches + idle) as f64 * LAUNCH;
         passes * output / ROWS + self.rows.parts as f64 * (again + input + weight + launches)
     }
 
@@ -209,7 +224,7 @@ impl<'a> Backward<'a> {
             return Ok(());
         }
         let takes_sums =
-            vectors.contains(&true) || request.block.norm().is_some() || context.scaled && factors;
+            vectors.contains(&true) || request.block.norm().is_some() || context.halves > 0 && factors;
         let sums = takes_sums.then(|| Sums::take(context, workspace));
         if let (Some(sums), None) = (sums, &self.again) {
             sums.launch(context, workspace, steps)?;
@@ -217,14 +232,16 @@ impl<'a> Backward<'a> {
         }
         let statistics = if self.again.is_some() { request.geometry.batch() * self.statistic() } else { 0 };
         let statistics = [(); 2].map(|()| workspace.take(statistics));
-        let (mut control, mut gradient, mut weight, mut partial) = (0, 0, 0, 0);
+        let (mut control, mut gradient, mut weight, mut partial, mut largest) = (0, 0, 0, 0, 0);
+        // What is wide has rows in the same place, and a weight of its own.
+        let mut wide_weight = 0;
         // Whether each part has bounds of its own, and a weight that is scaled by what follows from them.
-        let anew = context.scaled && self.again.is_some();
+        let anew = context.halves > 0 && self.again.is_some();
         if factors && self.both.is_none() {
             control = workspace.take(CONTROL_WORDS * 4);
             steps.push(Step::Clear { at: control, words: CONTROL_WORDS });
-            let bytes = rows.elements() * context.operand_bytes();
-            gradient = workspace.take(bytes);
+            let bytes = self.row_bytes();
+            gradient = workspace.take(bytes.max(self.wide.as_ref().map_or(0, |wide| wide.row_bytes())));
             if rows.padded {
                 steps.push(Step::Clear { at: gradient, words: bytes.div_ceil(4) });
             }
@@ -234,9 +251,23 @@ impl<'a> Backward<'a> {
                     self.input_weight(control, weight, sums, steps)?;
                 }
             }
-            if wanted.weight && context.scaled {
-                pack::input_scale(context, control, steps)?;
+            if let Some(wide) = self.wide.as_ref().filter(|wide| wide.input.is_some()) {
+                wide_weight = workspace.take(wide.input_weight_elements() * request.dtype.size());
+                wide.input_weight(control, wide_weight, None, steps)?;
             }
+            match context.halves {
+                1 if wanted.weight => pack::input_scale(context, control, steps)?,
+                2 if wanted.weight => {
+                    largest = workspace.take(rows.groups * rows.group_in * 4);
+                    let control = [LARGEST[0], ASKED[1]].map(|word| control + word);
+                    pack::channel_largest(context, largest, control, steps)?;
+                }
+                _ => {}
+            }
+        }
+        if context.halves > 0 && self.both.is_some() {
+            control = workspace.take(8);
+            steps.push(Step::Clear { at: control, words: 2 });
         }
         if wanted.weight {
             partial = workspace.take(rows.parts * self.partial_bytes());
@@ -245,6 +276,9 @@ impl<'a> Backward<'a> {
         let convolution = workspace.take(0);
         let made = self.again.as_ref().map(|_| Made { convolution, statistics });
         let free = workspace.bytes;
+        // What is wide reads once more what was made again.
+        let output = rows.batch * sample_bytes(context, request.geometry.output_shape());
+        let kept = if self.wide.is_some() && self.again.is_some() { output } else { 0 };
         for part in 0..rows.parts {
             let of_part = sums.map(|sums| sums.from(context, part * rows.batch));
             if let Some((plan, request)) = &self.again {
@@ -258,26 +292,45 @@ impl<'a> Backward<'a> {
             }
             let terms = of_part.map_or(NULL, |sums| sums.terms(context));
             let to = partial + if wanted.weight { (part * self.partial_bytes()) as u64 } else { 0 };
-            if let Some(both) = &self.both {
-                steps.push(self.on_part(&both.step(context, *wanted, terms, to)?, part, made));
-                continue;
-            }
             // What is made again has sums of each part alone.
             let bounding = if self.again.is_some() { of_part } else { sums };
+            if let Some(both) = &self.both {
+                let bounded = Bounded { bounds: bounding.map_or(0, |sums| sums.bounds), control };
+                let launches = both.steps(context, *wanted, terms, to, bounded)?;
+                steps.extend(launches.iter().map(|step| self.on_part(step, part, made)));
+                continue;
+            }
             if anew && self.input.is_some() {
                 self.input_weight(control, weight, bounding, steps)?;
             }
-            let rows = self.gradient_rows(control, gradient, terms, bounding)?;
-            steps.push(self.on_part(&rows, part, made));
+            let of_rows = self.gradient_rows(control, gradient, terms, bounding)?;
+            steps.push(self.on_part(&of_rows, part, made));
+            let input = |by: &Self, weight, workspace: &mut Workspace, steps: &mut Vec<Step>| {
+                let mut own = Workspace { bytes: free + kept };
+                by.input_steps(control, [gradient, weight], bounding, part, &mut own, steps)?;
+                workspace.bytes = workspace.bytes.max(own.bytes);
+                Ok(())
+            };
             if wanted.input {
-                let mut own = Workspace { bytes: free };
-                self.input_steps(control, [gradient, weight], bounding, part, &mut own, steps)?;
+                input(self, weight, workspace, steps)?;
+            }
+            let scales = Scales { bounding, largest };
+            if wanted.weight {
+                let mut own = Workspace { bytes: free + kept };
+                self.weight_steps(control, [gradient, to], scales, part, &mut own, steps)?;
                 workspace.bytes = workspace.bytes.max(own.bytes);
             }
+            let mut defined = rows;
+            if let Some(wide) = &self.wide {
+                let of_rows = wide.gradient_rows(control, gradient, terms, None)?;
+                steps.push(self.on_part(&of_rows, part, made));
+                if wanted.input {
+                    input(wide, wide_weight, workspace, steps)?;
+                }
+                defined = &wide.rows;
+            }
             if wanted.weight {
-                let mut own = Workspace { bytes: free };
-                self.weight_steps(control, [gradient, to], part, &mut own, steps)?;
-                workspace.bytes = workspace.bytes.max(own.bytes);
+                self.weight_by_definition(control, defined, [gradient, to], scales, part, steps)?;
             }
         }
         if let (Some(sums), Some(_), true) = (sums, &self.again, vectors.contains(&true)) {
@@ -288,9 +341,12 @@ impl<'a> Backward<'a> {
         if wanted.weight {
             let pointers = [(Buffer::Workspace, partial), (Buffer::GradWeight, 0)];
             let mut arguments = pointers.map(|(buffer, at)| Argument::Pointer(buffer, at)).to_vec();
-            self.push_bounds(sums, &mut arguments);
-            if context.scaled {
-                arguments.push(Argument::Pointer(Buffer::Workspace, control));
+            // Without rows nothing that is added up is scaled.
+            let context = if self.both.is_some() { Context { halves: 0, ..context } } else { context };
+            if context.halves > 0 {
+                self.push_bounds(sums, &mut arguments);
+                let scales = if context.halves == 2 { largest } else { control };
+                arguments.push(Argument::Pointer(Buffer::Workspace, scales));
                 let own = if anew { rows.batch * rows.groups * rows.group_out } else { 0 };
                 push(&mut arguments, [rows.group_in, self.splits(), own])?;
             }
@@ -318,7 +374,7 @@ impl<'a> Backward<'a> {
         let mut steps: Vec<Step> = plan.steps.iter().map(|step| step.moved(based)).collect();
         if let Some(sums) = sums {
             sums.launch(context, &mut of_sums, &mut steps)?;
-            let asked = request.block.norm().is_some() || context.scaled;
+            let asked = request.block.norm().is_some() || context.halves > 0;
             if asked && (self.wanted.input || self.wanted.weight) {
                 sums.vectors(context, [false; 3], true, &mut steps)?;
             }
@@ -382,156 +438,14 @@ impl<'a> Backward<'a> {
         self.splits() * self.elements() * sum_bytes(self.context)
     }
 
+    /// Bytes of the gradient's rows.
+    fn row_bytes(&self) -> usize {
+        self.rows.elements() * self.context.operand_bytes() * self.context.halves.max(1)
+    }
+
     /// Adds where the bounds are that rows are scaled by, if they are.
     fn push_bounds(&self, sums: Option<Sums>, arguments: &mut Vec<Argument>) {
-        let sums = sums.filter(|_| self.context.scaled);
+        let sums = sums.filter(|_| self.context.halves > 0);
         arguments.extend(sums.map(|sums| Argument::Pointer(Buffer::Workspace, sums.bounds)));
     }
-
-    /// The gradient of a part of the input: a convolution of the gradient's rows, then where it cannot stand the
-    /// definition.
-    fn input_steps(
-        &self,
-        control: u64,
-        [gradient, weight]: [u64; 2],
-        bounding: Option<Sums>,
-        part: usize,
-        workspace: &mut Workspace,
-        steps: &mut Vec<Step>,
-    ) -> Result<()> {
-        let (context, rows) = (self.context, &self.rows);
-        let geometry = &context.request.geometry;
-        let start = self.start(part, sample_bytes(context, geometry.input_shape()));
-        let mut words = NULL;
-        if let Some(plan) = &self.input {
-            let base = workspace.take(plan.workspace_bytes);
-            steps.extend(plan.steps.iter().map(|step| {
-                step.moved(|buffer, offset| match buffer {
-                    Buffer::Input => (Buffer::Workspace, gradient + offset),
-                    Buffer::Weight => (Buffer::Workspace, weight + offset),
-                    Buffer::Output => (Buffer::GradInput, start + offset),
-                    Buffer::Workspace => (Buffer::Workspace, base + offset),
-                    other => (other, offset),
-                })
-            }));
-            words = Argument::Pointer(Buffer::Workspace, control + LARGEST[1]);
-        }
-        let mut arguments = vec![Argument::Pointer(Buffer::Workspace, gradient)];
-        self.push_bounds(bounding, &mut arguments);
-        arguments.extend(
-            [(Buffer::Weight, 0), (Buffer::GradInput, start)]
-                .map(|(buffer, at)| Argument::Pointer(buffer, at)),
-        );
-        arguments.push(words);
-        push(&mut arguments, [rows.batch, rows.groups, rows.group_in, rows.group_out, rows.slots])?;
-        rows.push_axes(&mut arguments)?;
-        let [_, sizes @ ..] = geometry.input_shape();
-        let strides = strides(geometry.input_shape(), context.request.input_format);
-        arguments.extend(strides.map(|stride| Argument::I64(stride as i64)));
-        arguments.extend(rows.layout(context.operand_bytes()));
-        let tasks = (rows.batch * sizes.iter().product::<usize>()).div_ceil(256);
-        steps.push(self.by_definition("direct_input_gradient", tasks, self.input.is_some(), arguments)?);
-        Ok(())
-    }
-
-    /// What a part adds to the gradient of the weight: by shares of the rows, then where those cannot stand by the
-    /// definition.
-    fn weight_steps(
-        &self,
-        control: u64,
-        [gradient, partial]: [u64; 2],
-        part: usize,
-        workspace: &mut Workspace,
-        steps: &mut Vec<Step>,
-    ) -> Result<()> {
-        let (context, rows) = (self.context, &self.rows);
-        let shape = context.request.geometry.input_shape();
-        let start = self.start(part, sample_bytes(context, shape));
-        let at = |offset: u64| Argument::Pointer(Buffer::Workspace, offset);
-        let given = Argument::Pointer(Buffer::Input, start);
-        let mut operand = given;
-        if context.scaled {
-            let [_, sizes @ ..] = shape;
-            let count = rows.batch * sizes.iter().product::<usize>();
-            let halves = workspace.take(count * context.operand_bytes());
-            steps.push(pack::half_input(context, start, halves, control, count)?);
-            operand = at(halves);
-        }
-        match &self.weight {
-            Some(Weight::Rows(weight)) => {
-                let input = self.input_rows(control, operand, workspace, steps)?;
-                steps.push(weight.step(rows, [at(input), at(gradient), at(partial)])?);
-            }
-            Some(Weight::Narrow(weight)) => {
-                let input = self.input_rows(control, operand, workspace, steps)?;
-                steps.push(weight.step(context, rows, [at(input), at(gradient), at(partial)])?);
-            }
-            Some(Weight::Lines(weight)) => {
-                let operands = [operand, at(gradient), at(partial), at(control + LARGEST[0])];
-                steps.push(weight.step(context, rows, operands)?);
-            }
-            None => {}
-        }
-        let mut arguments = vec![given, at(gradient), at(partial)];
-        arguments.push(if self.weight.is_some() { at(control + LARGEST[0]) } else { NULL });
-        let channels = [rows.groups, rows.group_in, rows.group_out, rows.slots];
-        push(&mut arguments, [rows.batch].into_iter().chain(channels).chain([self.splits()]))?;
-        rows.push_axes(&mut arguments)?;
-        let strides = strides(shape, context.request.input_format);
-        arguments.extend(strides.map(|stride| Argument::I64(stride as i64)));
-        arguments.extend(rows.layout(context.operand_bytes()));
-        let tasks = self.pairs() * self.splits();
-        if tasks >= 1 << 30 {
-            return Err(Error::Overflow { what: "tiles of the weight's gradient on the GPU" });
-        }
-        steps.push(self.by_definition("direct_weight_gradient", tasks, self.weight.is_some(), arguments)?);
-        Ok(())
-    }
-
-    /// The launch of a kernel that goes by the definition.
-    fn by_definition(&self, name: &str, tasks: usize, idle: bool, arguments: Vec<Argument>) -> Result<Step> {
-        let most = if idle { IDLE_BLOCKS } else { BLOCKS } * self.context.device.multiprocessors;
-        Ok(Step::launch(kernel(self.context, name)?, grid(tasks.clamp(1, most))?, arguments))
-    }
-}
-
-/// What computes the convolution of stride 1 that is the gradient of the input: from rows, and where that is faster from
-/// panels, then with the rows of one.
-fn input_plans(context: Context<'_>, rows: &Rows) -> Result<Vec<(Option<Plan>, Option<usize>)>> {
-    let request = context.request;
-    let conv = ConvSpec::builder(rows.pitch(), rows.groups * rows.group_in, rows.axes.map(|axis| axis.count))
-        .padding(rows.axes.map(|axis| axis.apart * (axis.count - 1)))
-        .dilation(rows.axes.map(|axis| axis.apart))
-        .groups(rows.groups)
-        .build()?;
-    let geometry = conv.geometry(rows.batch, rows.axes.map(|axis| axis.rows))?;
-    let request = Request {
-        task: Task::Forward,
-        block: conv.into(),
-        geometry,
-        dtype: request.dtype,
-        precision: request.precision,
-        input_format: MemoryFormat::ChannelsLast3d,
-        output_format: request.input_format,
-        algorithm: request.algorithm,
-    };
-    let classes = Classes {
-        channels: rows.group_out,
-        counts: rows.axes.map(|axis| axis.classes),
-        full: rows.axes.map(|axis| axis.axis.kernel - (axis.count - 1) * axis.step),
-    };
-    let context = Context { request: &request, classes: Some(classes), ..context };
-    // One fp16 there is of panels alone.
-    let plan = if context.scaled { None } else { Some(Plan::forward(context)?) };
-    let context = Context { packed: true, ..context };
-    let may = request.algorithm.is_none_or(|algorithm| algorithm == Algorithm::HaloGemm);
-    let halo = Halo::all(context).into_iter().min_by(|one, other| one.seconds.total_cmp(&other.seconds));
-    let faster = |halo: &Halo<'_>| plan.as_ref().is_none_or(|plan| halo.seconds < plan.seconds());
-    let halo = halo.filter(|halo| may && faster(halo));
-    let mut plans: Vec<_> = plan.into_iter().map(|plan| (Some(plan), None)).collect();
-    if let Some(halo) = halo {
-        let panel_rows = Some(halo.panel_rows());
-        plans.push((Some(Plan::of(context, Some(Family::Halo(Box::new(halo))))?), panel_rows));
-    }
-    Ok(plans)
 }

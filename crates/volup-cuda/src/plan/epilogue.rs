@@ -10,7 +10,7 @@ use volup::{DType, MemoryFormat, NormSpec, Result};
 const THREADS: usize = 256;
 const VECTORS: usize = 4;
 const TURNS: usize = 8;
-/// Sums of a channel of a sample, and largest magnitudes where its gradient becomes one fp16.
+/// Sums of a channel of a sample, and largest magnitudes where its gradient may become fp16.
 const SUMS: usize = 5;
 const BOUNDED: usize = 2;
 /// Channels of a block that makes gradients of vectors, of no group.
@@ -31,7 +31,7 @@ pub(super) type Element = (Vec<&'static str>, i64);
 /// Those of kernels that are compiled for each type of tensors.
 pub(super) fn element(context: Context<'_>) -> Element {
     match context.request.dtype {
-        DType::F32 => (vec![], if context.scaled { 5 } else { 1 }),
+        DType::F32 => (vec![], [1, 5, 2][context.halves]),
         DType::F16 | DType::Bf16 => (vec![context.type_name()], 0),
         DType::F64 => (vec![], 4),
     }
@@ -162,7 +162,7 @@ pub(super) fn output(context: Context<'_>, steps: &mut Vec<Step>) -> Result<()> 
 pub(super) struct Sums {
     merged: u64,
     terms: u64,
-    /// Of gradients that become one fp16 what no magnitude of a channel is past.
+    /// Of gradients that become fp16 what no magnitude of a channel is past.
     pub(super) bounds: u64,
 }
 
@@ -233,7 +233,7 @@ impl Sums {
         Ok(())
     }
 
-    /// Launches what makes the terms of the sums, the bounds of gradients that become one fp16 if `bounded`, and the gradients of the
+    /// Launches what makes the terms of the sums, the bounds of gradients that become fp16 if `bounded`, and the gradients of the
     /// parameters that are vectors, those that are wanted.
     pub(super) fn vectors(
         self,
@@ -262,7 +262,7 @@ impl Sums {
         let (types, kind) = summed(context);
         if kind == 5 {
             let (_, slope) = activation_code(context.request.block.activation());
-            let bounded = bounded && context.scaled;
+            let bounded = bounded && context.halves > 0;
             arguments.push(if bounded { Argument::Pointer(Buffer::Workspace, self.bounds) } else { NULL });
             arguments.push(Argument::F64(STEEPEST * slope.abs().max(1.0)));
         }

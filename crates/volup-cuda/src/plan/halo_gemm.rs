@@ -12,8 +12,9 @@ use crate::Variant;
 use std::fmt;
 use volup::{DType, MemoryFormat};
 
-/// The packed input takes at most this much of the input's own memory, or the batch is cut.
+/// The packed input takes at most this much of the input's own memory, or the batch is cut; where that is seldom needed, less.
 const MOST_PACKED: f64 = 2.0;
+const MOST_PACKED_WITHIN: f64 = 1.0;
 /// The part of the second-level cache that a packed input may take none the less.
 const CACHED: usize = 4;
 /// The most blocks that share a multiprocessor.
@@ -295,8 +296,9 @@ impl<'a> Halo<'a> {
             }
         }
         let (chunk_panels, chunks, a_stages, b_stages, stage, unit, units) = fitting?;
-        // What is packed has every panel, and neither gaps nor parts.
-        let dense = axes.iter().all(|axis| axis.pitch == axis.axis.input) && block == 1 && parts == 1;
+        // What is packed has every panel, and neither gaps nor parts of 32 bits.
+        let dense =
+            axes.iter().all(|axis| axis.pitch == axis.axis.input) && block == 1 && operand != Operand::Parts;
         let filled =
             channel_panels * (16 / operand.bytes()) == slice_in && chunks * chunk_panels == channel_panels;
         if packed && !(dense && filled) {
@@ -323,7 +325,8 @@ impl<'a> Halo<'a> {
         let input = conv.in_channels() * geometry.axes().iter().map(|axis| axis.input).product::<usize>();
         let row_bytes = slices * chunks * chunk_panels * parts * 16;
         let input_bytes = input * context.request.dtype.size();
-        let budget = (MOST_PACKED * (geometry.batch() * input_bytes) as f64) as usize;
+        let most_packed = if context.within { MOST_PACKED_WITHIN } else { MOST_PACKED };
+        let budget = (most_packed * (geometry.batch() * input_bytes) as f64) as usize;
         let fixed = row_bytes.checked_mul(lead + tail + bm)?;
         let most = budget.max(context.device.l2_bytes / CACHED).saturating_sub(fixed)
             / row_bytes.checked_mul(positions)?;

@@ -111,6 +111,8 @@ pub enum Buffer {
     GradNormBias,
     /// What the plan works in; starts at a multiple of 256 bytes.
     Workspace,
+    /// For a plan within another one, words upon which its launches do nothing; address 0 where there are none.
+    Unless,
 }
 
 /// One argument of a kernel.
@@ -230,8 +232,10 @@ struct Context<'a> {
     classes: Option<Classes>,
     /// Whether the input lies as `halo_gemm` takes it, and what that cannot multiply is somebody else's.
     packed: bool,
-    /// Whether gradients are multiplied as float32 that is scaled to one fp16.
-    scaled: bool,
+    /// Whether this is planned for what another plan finds that it cannot compute.
+    within: bool,
+    /// Of how many fp16, scaled, each float32 of a gradient is multiplied as; 0 where it is not.
+    halves: usize,
     /// For the forward pass of training, where only the convolution is planned, the block whose normalization's statistics
     /// are taken of its output.
     counted: Option<BlockSpec>,
@@ -240,19 +244,37 @@ struct Context<'a> {
 impl<'a> Context<'a> {
     /// For a request as it is asked for.
     fn new(request: &'a Request, device: &'a DeviceInfo, variants: &'a [&'a Variant]) -> Context<'a> {
-        Context { request, device, variants, classes: None, packed: false, scaled: false, counted: None }
+        Context {
+            request,
+            device,
+            variants,
+            classes: None,
+            packed: false,
+            within: false,
+            halves: 0,
+            counted: None,
+        }
     }
 
-    /// Bytes of an element of what gradients are multiplied by.
+    /// Bytes of an element of what gradients are multiplied by, of one part of it.
     fn operand_bytes(self) -> usize {
-        if self.scaled { 2 } else { self.request.dtype.size() }
+        if self.halves > 0 { 2 } else { self.request.dtype.size() }
     }
 
-    /// Whether the sums of a backward pass bound gradients, by which they may be scaled to one fp16. That is so whatever multiplies
+    /// Of how many fp16 gradients of float32 may be multiplied as, if there are kernels for it.
+    fn most_halves(self) -> usize {
+        let (halves, kind) = match self.request.precision {
+            Precision::Tf32 => (1, 5),
+            Precision::Ieee => (2, 2),
+        };
+        let there = self.kernel("half_input", &[], &[("KIND", kind)]).is_ok();
+        if self.request.dtype == DType::F32 && there { halves } else { 0 }
+    }
+
+    /// Whether the sums of a backward pass bound gradients, by which they may be scaled to fp16. That is so whatever multiplies
     /// them, as gradients of vectors are of these sums: each alone has the bits that it has with others.
     fn bounds_gradients(self) -> bool {
-        let tf32 = (self.request.dtype, self.request.precision) == (DType::F32, Precision::Tf32);
-        tf32 && self.kernel("half_input", &[], &[]).is_ok()
+        self.most_halves() > 0
     }
 
     /// The kernels of a function, which the entry is named after, for some types: in a tile kernel's cubin

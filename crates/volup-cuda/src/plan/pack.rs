@@ -7,6 +7,8 @@ use volup::{DType, MemoryFormat, Precision, Result};
 /// Pieces of 16 bytes of the input that its magnitude is judged by, and those that a block looks at.
 const SAMPLES: usize = 1 << 16;
 const SAMPLED: usize = 1024;
+/// Elements of a channel, or of all that a block of `channel_largest` has, that it looks at.
+const LOOKED_AT: usize = 1 << 15;
 /// Elements of a block of `half_input` that does all it can at once.
 const HALVED: usize = 4096;
 /// The words that the pack leaves for later kernels.
@@ -38,7 +40,9 @@ impl Operand {
             (DType::F64, _) => None,
             (DType::F16 | DType::Bf16, _) => Some(Operand::Half),
             (DType::F32, Precision::Tf32) => Some(Operand::Tf32),
-            (DType::F32, Precision::Ieee) if context.classes.is_some() => Some(Operand::Parts),
+            (DType::F32, Precision::Ieee) if context.classes.is_some() && context.halves == 0 => {
+                Some(Operand::Parts)
+            }
             (DType::F32, Precision::Ieee) => Some(Operand::Split),
         }
     }
@@ -46,7 +50,7 @@ impl Operand {
     /// How those of the families that pack panels may be stored.
     pub(super) fn of_panels(context: Context<'_>) -> Vec<Operand> {
         let own = Operand::of(context);
-        if own.is_some() && context.scaled {
+        if own.is_some() && context.halves == 1 {
             return vec![Operand::Scaled];
         }
         let scaled = own == Some(Operand::Tf32) && context.classes.is_none() && !context.packed;
@@ -100,6 +104,12 @@ impl Operand {
     /// Whether it is scaled by powers of two: the weight by one for each channel.
     pub(super) fn has_scale(self) -> bool {
         matches!(self, Operand::Split | Operand::Scaled)
+    }
+
+    /// What launches are told last that somebody else may make unnecessary: those of what is there for the numbers that he cannot
+    /// multiply.
+    pub(super) fn unless(self) -> Option<Argument> {
+        (self == Operand::Parts).then_some(Argument::Pointer(Buffer::Unless, 0))
     }
 
     /// Parts that a packed tensor has.
@@ -191,19 +201,50 @@ fn scales(
     Ok(Step::launch(*context.kernel("half_scale", &[], &[])?, grid, arguments))
 }
 
-/// The launch that makes one float16 of so many samples' input, from an address of it on, where it is scaled.
+/// Finds the largest magnitude of each of the input's channels, and with it of all, for two control words.
+pub(super) fn channel_largest(
+    context: Context<'_>,
+    largest: u64,
+    control: [u64; 2],
+    steps: &mut Vec<Step>,
+) -> Result<()> {
+    let [batch, channels, sizes @ ..] = context.request.geometry.input_shape();
+    let (volume, last) =
+        (sizes.iter().product::<usize>(), context.request.input_format == MemoryFormat::ChannelsLast3d);
+    let (blocks, apiece) =
+        if last { (channels.div_ceil(256), LOOKED_AT / channels.min(256)) } else { (channels, LOOKED_AT) };
+    let chunks = volume.div_ceil(apiece);
+    steps.push(Step::Clear { at: largest, words: channels });
+    let mut arguments = vec![Argument::Pointer(Buffer::Input, 0)];
+    arguments.extend([largest, control[0], control[1]].map(|at| Argument::Pointer(Buffer::Workspace, at)));
+    push(&mut arguments, [volume, channels, chunks, usize::from(last)])?;
+    let kernel = *context.kernel("channel_largest", &[], &[])?;
+    steps.push(Step::launch(kernel, grid(batch * blocks * chunks)?, arguments));
+    Ok(())
+}
+
+/// The launch that makes fp16 of so many samples' input, from an address of it on, where it is scaled: as its control words say, or
+/// each channel by its largest magnitude; then with low parts so many elements after the high ones.
 pub(super) fn half_input(
     context: Context<'_>,
-    from: u64,
-    to: u64,
-    control: u64,
+    [from, to, scales]: [u64; 3],
     count: usize,
+    low: usize,
 ) -> Result<Step> {
     let mut arguments = vec![Argument::Pointer(Buffer::Input, from)];
-    arguments.extend([to, control].map(|at| Argument::Pointer(Buffer::Workspace, at)));
+    arguments.extend([to, scales].map(|at| Argument::Pointer(Buffer::Workspace, at)));
     arguments.push(Argument::I64(count as i64));
+    let two = context.halves == 2;
+    if two {
+        int(count)?;
+        arguments.push(Argument::I64(low as i64));
+        let [_, channels, sizes @ ..] = context.request.geometry.input_shape();
+        let first = context.request.input_format == MemoryFormat::Contiguous;
+        push(&mut arguments, [if first { sizes.iter().product() } else { 1 }, channels])?;
+    }
     let blocks = count.div_ceil(HALVED).min(8 * context.device.multiprocessors);
-    Ok(Step::launch(*context.kernel("half_input", &[], &[])?, grid(blocks)?, arguments))
+    let kind = if two { 2 } else { 5 };
+    Ok(Step::launch(*context.kernel("half_input", &[], &[("KIND", kind)])?, grid(blocks)?, arguments))
 }
 
 /// How a packed weight is cut.

@@ -282,6 +282,7 @@ impl InputPanels {
         let busy = context.device.multiprocessors * 4096;
         let lanes = (busy / self.rows).max(1).next_power_of_two().min(most);
         push(&mut arguments, [lanes])?;
+        arguments.extend(self.operand.unless());
         let params = [("KIND", self.operand.panel_kind())];
         let variant = *context.kernel("halo_pack_input", &self.operand.types(context), &params)?;
         let grid = [self.rows.div_ceil(THREADS / lanes) as u32, 1, 1];

@@ -3,7 +3,7 @@
 
 use super::epilogue::{self, NULL, norm_arguments, push_activations};
 use super::rows::sample_bytes;
-use super::weight_gradient::operands;
+use super::weight_gradient::{of_kind, operands};
 use super::{Algorithm, Argument, Buffer, Context, RESERVED, SHARED, Step, one_tap, product, push, size};
 use crate::Variant;
 use std::fmt;
@@ -19,9 +19,9 @@ const MOST: usize = i32::MAX as usize - (1 << 20);
 
 /// Bytes a second of the memory.
 const MEMORY: f64 = 3.6e12;
-/// Seconds that a block computes for a tile, of 16 bits, of tf32, and of two of them, and for what follows the convolution;
-/// what all takes beside.
-const COMPUTE: [f64; 3] = [2.9e-6, 2.9e-6, 8.9e-6];
+/// Seconds that a block computes for a tile, of 16 bits, of tf32, of two of them, and of two fp16, and for what follows the
+/// convolution; what all takes beside.
+const COMPUTE: [f64; 4] = [2.9e-6, 2.9e-6, 8.9e-6, 4.0e-6];
 const EPILOGUE: f64 = 1.1e-6;
 const START: f64 = 1e-5;
 
@@ -33,10 +33,19 @@ pub(super) struct ShuffleGradient<'a> {
     tiles: usize,
     items: usize,
     blocks: usize,
-    /// Shares of the gradient of the weight.
+    /// Shares of the gradient of the weight, of which each block has as many.
     pub(super) shares: usize,
     shared: usize,
     pub(super) seconds: f64,
+    /// For what two fp16 are too coarse for, two tf32 in as many blocks.
+    wide: Option<Box<ShuffleGradient<'a>>>,
+}
+
+/// Where what two fp16 take is: what bounds the gradient, and the words that say whether they are too coarse.
+#[derive(Clone, Copy)]
+pub(super) struct Bounded {
+    pub(super) bounds: u64,
+    pub(super) control: u64,
 }
 
 impl fmt::Display for ShuffleGradient<'_> {
@@ -48,10 +57,12 @@ impl fmt::Display for ShuffleGradient<'_> {
 /// Bytes of shared memory of a block.
 fn shared_bytes(kernel: &Variant, kind: i64) -> usize {
     let rows = size(kernel, "ROWS");
+    let pos = positions(kernel, 4);
     let products = match kind {
         0 => positions(kernel, 2) / 8 * (32 * (rows + 1) + 2080) + 128 * rows,
-        1 => positions(kernel, 4) / 4 * (16 * (rows + 1) + 2080) + TILE + 256 * rows,
-        _ => 4 * ((rows + 128) * (positions(kernel, 4) + 8) + 64 * (rows + 4)),
+        1 => pos / 4 * (16 * (rows + 1) + 2080) + TILE + 256 * rows,
+        2 => pos * (8 * rows + 658) + 320 * rows - 7680,
+        _ => 4 * ((rows + 128) * (pos + 8) + 64 * (rows + 4)),
     };
     2 * TILE + products + OF_ROW * rows
 }
@@ -72,7 +83,8 @@ impl<'a> ShuffleGradient<'a> {
         let applies = asked && first && one_tap(geometry) && conv.groups() == 1 && conv.stride()[2] == 2;
         // Elements of a sample of y: where a channel's lines begin.
         let far = product(&[conv.out_channels(), geometry.output_voxels()]).is_none_or(|far| far > MOST);
-        if !applies || far {
+        // There is none of one fp16.
+        if !applies || far || context.halves == 1 {
             return None;
         }
         let (types, kind) = operands(context)?;
@@ -82,8 +94,21 @@ impl<'a> ShuffleGradient<'a> {
                 && rows <= size(kernel, "ROWS")
                 && conv.in_channels() <= CHANNELS
         });
-        let all = kernels.filter_map(|kernel| ShuffleGradient::with(context, kernel, kind, batch));
+        let all = kernels.filter_map(|kernel| {
+            ShuffleGradient::with(context, kernel, kind, batch)?.with_wide(context, kind, batch)
+        });
         all.min_by(|one, other| one.seconds.total_cmp(&other.seconds))
+    }
+
+    /// The same with what it needs for numbers that two fp16 are too coarse for; nothing if there is no such thing.
+    fn with_wide(self, context: Context<'a>, kind: i64, batch: usize) -> Option<ShuffleGradient<'a>> {
+        if kind != 2 {
+            return Some(self);
+        }
+        let params = [("KIND", 3), ("ROWS", size(self.kernel, "ROWS") as i64)];
+        let kernel = context.kernel("shuffle_gradient", &[], &params).ok()?;
+        let wide = ShuffleGradient::with(context, kernel, 3, batch)?;
+        Some(ShuffleGradient { wide: Some(Box::new(wide)), ..self })
     }
 
     fn with(
@@ -106,25 +131,45 @@ impl<'a> ShuffleGradient<'a> {
         let bytes = batch
             * (tensors * sample_bytes(context, geometry.output_shape())
                 + 2 * sample_bytes(context, geometry.input_shape()));
-        let compute = match kind {
-            0 => COMPUTE[0],
-            1 => COMPUTE[1],
-            _ => COMPUTE[2],
-        };
-        let compute = compute + if request.block.is_bare() { 0.0 } else { EPILOGUE };
+        let compute = of_kind(kind, COMPUTE) + if request.block.is_bare() { 0.0 } else { EPILOGUE };
         let share = blocks as f64 / context.device.multiprocessors as f64;
         let seconds = START + (items.div_ceil(blocks) as f64 * compute).max(bytes as f64 / (MEMORY * share));
         let shares = if kind == 3 { blocks } else { blocks * (256 / size(kernel, "ROWS")) };
-        Some(ShuffleGradient { kernel, tiles, items, blocks, shares, shared, seconds })
+        Some(ShuffleGradient { kernel, tiles, items, blocks, shares, shared, seconds, wide: None })
     }
 
-    /// The launch, to the gradients that are wanted: of the weight its shares.
-    pub(super) fn step(
+    /// The launches, to the gradients that are wanted: of the weight its shares.
+    pub(super) fn steps(
         &self,
         context: Context<'_>,
         wanted: Wanted,
         terms: Argument,
         partial: u64,
+        bounded: Bounded,
+    ) -> Result<Vec<Step>> {
+        let control = Argument::Pointer(Buffer::Workspace, bounded.control);
+        let Some(wide) = &self.wide else {
+            let own = match self.kernel.param("KIND") {
+                Some(3) => vec![NULL, 1.into()],
+                _ => vec![],
+            };
+            return Ok(vec![self.step(context, wanted, terms, partial, own)?]);
+        };
+        let own = vec![Argument::Pointer(Buffer::Workspace, bounded.bounds), control];
+        let step = self.step(context, wanted, terms, partial, own)?;
+        let mut unless = vec![control];
+        push(&mut unless, [self.shares / self.blocks])?;
+        Ok(vec![step, wide.step(context, wanted, terms, partial, unless)?])
+    }
+
+    /// A launch, with arguments of its own.
+    fn step(
+        &self,
+        context: Context<'_>,
+        wanted: Wanted,
+        terms: Argument,
+        partial: u64,
+        own: Vec<Argument>,
     ) -> Result<Step> {
         let request = context.request;
         let (geometry, block) = (&request.geometry, &request.block);
@@ -140,6 +185,7 @@ impl<'a> ShuffleGradient<'a> {
             where_wanted(wanted.input, Buffer::GradInput),
             if wanted.weight { Argument::Pointer(Buffer::Workspace, partial) } else { NULL },
         ];
+        arguments.extend(own);
         let [mean, rstd, gamma, beta] = norm_arguments(context);
         arguments.extend([mean, rstd, terms, gamma, beta]);
         let out_channels = block.conv().out_channels();

@@ -12,6 +12,7 @@ mod gather_plans;
 mod gradient;
 mod group_norm;
 mod group_norm_plans;
+mod half_gradient_plans;
 mod halo;
 mod halo_fold_plans;
 mod implicit;

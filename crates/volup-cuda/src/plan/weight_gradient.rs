@@ -12,9 +12,9 @@ const HALO: usize = 4;
 const STAGES: usize = 3;
 const PAD: usize = 8;
 
-/// Products and sums a second of one multiprocessor, of 16 bits, of tf32, and of two of them, with as many warps
-/// as hide the latency of each other's instructions; fewer are slower.
-const RATES: [f64; 3] = [3.1e12, 1.26e12, 0.58e12];
+/// Products and sums a second of one multiprocessor, of 16 bits, of tf32, of two of them, and of two fp16, of which there is no
+/// kernel, with as many warps as hide the latency of each other's instructions; fewer are slower.
+const RATES: [f64; 4] = [3.1e12, 1.26e12, 0.58e12, 1.0e12];
 const WARPS: usize = 12;
 /// Bytes a second from the second-level cache.
 const CACHE: f64 = 4.5e12;
@@ -77,11 +77,12 @@ impl Shares {
     }
 }
 
-/// What is of a kind of numbers, of 16 bits, tf32 and two of them.
-pub(super) fn of_kind(kind: i64, all: [f64; 3]) -> f64 {
+/// What is of a kind of numbers, of 16 bits, tf32, two of them, and two fp16.
+pub(super) fn of_kind(kind: i64, all: [f64; 4]) -> f64 {
     all[match kind {
         0 => 0,
         1 => 1,
+        2 => 3,
         _ => 2,
     }]
 }
@@ -101,7 +102,8 @@ fn stage_rows(kernel: &Variant) -> usize {
 pub(super) fn operands(context: Context<'_>) -> Option<(Vec<&'static str>, i64)> {
     match (context.request.dtype, context.request.precision) {
         (DType::F64, _) => None,
-        (DType::F32, _) if context.scaled => Some((vec!["f16"], 0)),
+        (DType::F32, Precision::Tf32) if context.halves == 1 => Some((vec!["f16"], 0)),
+        (DType::F32, Precision::Ieee) if context.halves == 2 => Some((vec![], 2)),
         (DType::F32, Precision::Tf32) => Some((vec![], 1)),
         (DType::F32, Precision::Ieee) => Some((vec![], 3)),
         (DType::F16 | DType::Bf16, _) => Some((vec![context.type_name()], 0)),

@@ -16,8 +16,8 @@ const AHEAD: std::ops::RangeInclusive<usize> = 3..=8;
 const STRIPS: usize = 8;
 /// Steps of a strip: a warp copies a channel's.
 const MOST_STEPS: usize = 16;
-/// Products and sums a second of one multiprocessor, of 16 bits, of tf32, and of two of them.
-const RATES: [f64; 3] = [5.0e12, 2.3e12, 0.8e12];
+/// Products and sums a second of one multiprocessor, of 16 bits, of tf32, of two of them, and of two fp16.
+const RATES: [f64; 4] = [5.0e12, 2.3e12, 0.8e12, 1.5e12];
 /// What it takes to turn eight rows of as many channels as there are threads for, or of twice as many in tf32, in seconds.
 const TURN: f64 = 1.05e-6;
 const TURNED: usize = 128;
@@ -55,6 +55,11 @@ impl fmt::Display for WeightGradientLines<'_> {
     }
 }
 
+/// Whether operands are of 16 bits.
+fn is_narrow(kind: i64) -> bool {
+    [0, 2].contains(&kind)
+}
+
 /// Channels of the input and of the gradient that a block has.
 fn tile(kernel: &Variant) -> [usize; 2] {
     [64 * size(kernel, "MI"), size(kernel, "NC")]
@@ -81,20 +86,21 @@ fn vectors(context: Context<'_>, rows: &Rows) -> bool {
 /// Bytes of a line of the gradient, and of one of the input, in shared memory.
 fn line_bytes(kernel: &Variant, rows: &Rows, steps: usize, last: bool) -> [usize; 2] {
     let ([m, n], [_, h, w]) = (tile(kernel), rows.axes);
-    let parts = if kernel.param("KIND") == Some(3) { 2 } else { 1 };
-    let narrow = kernel.param("KIND") == Some(0);
+    let kind = kernel.param("KIND").unwrap_or(0);
+    let (narrow, parts) = (is_narrow(kind), if kind > 1 { 2 } else { 1 });
     let gradient = if narrow {
         let panel = 16 * ((16 * steps + (w.count - 1) * w.apart) | 1);
         h.classes * w.classes * n / 8 * panel
     } else {
-        parts * h.classes * w.axis.kernel * 2 * steps * n * 16
+        h.classes * w.axis.kernel * 2 * steps * n * 16
     };
     let input = match (last, narrow) {
         (false, _) => m * (32 * steps + 16),
         (true, true) => 16 * steps * (2 * m + 16),
         (true, false) => 8 * steps * (4 * m + 32),
     };
-    [gradient, input]
+    // float32 of the input is taken apart where it is multiplied.
+    [parts * gradient, if kind == 2 { 2 } else { 1 } * input]
 }
 
 impl<'a> WeightGradientLines<'a> {
@@ -103,9 +109,9 @@ impl<'a> WeightGradientLines<'a> {
         let Some((types, kind)) = operands(context) else { return Vec::new() };
         let [_, _, w] = rows.axes;
         // Channels of the gradient are read by vectors of 16 bytes, or pairs.
-        let vector = if kind == 0 { 8 } else { 2 };
+        let vector = if is_narrow(kind) { 8 } else { 2 };
         let whole = rows.group_out.is_multiple_of(vector) && rows.slots.is_multiple_of(vector);
-        if !vectors(context, rows) || !whole || kind != 0 && (w.count - 1) * w.apart > HALO {
+        if !vectors(context, rows) || !whole || !is_narrow(kind) && (w.count - 1) * w.apart > HALO {
             return Vec::new();
         }
         let kernels = context
@@ -123,8 +129,8 @@ impl<'a> WeightGradientLines<'a> {
     fn with(context: Context<'_>, rows: &Rows, kernel: &'a Variant, strips: usize) -> Option<Self> {
         let ([m, n], [d, h, w]) = (tile(kernel), rows.axes);
         let kind = kernel.param("KIND").unwrap_or(0);
-        let element = context.operand_bytes();
-        let step = 32 / element;
+        let step = 32 / context.operand_bytes();
+        let element = context.operand_bytes() * context.halves.max(1);
         let steps = w.axis.input.div_ceil(strips).div_ceil(step);
         if (strips - 1) * steps * step >= w.axis.input || steps > MOST_STEPS {
             return None;
@@ -146,7 +152,7 @@ impl<'a> WeightGradientLines<'a> {
         let copied = (steps * step + (w.count - 1) * w.apart) * h.classes * w.classes * n * element;
         let copy = |bytes: usize| (bytes * places) as f64 / CACHE;
         let turned = h.classes * w.classes * steps * n / if kind == 1 { 2 } else { 1 };
-        let turns = if kind == 0 { 0.0 } else { turned.div_ceil(TURNED) as f64 * TURN };
+        let turns = if is_narrow(kind) { 0.0 } else { turned.div_ceil(TURNED) as f64 * TURN };
         let line = compute.max(copy(copied + steps * step * m * element)).max(turns) + LINE;
         let elements = (rows.taps() * rows.groups * rows.group_in * rows.group_out * 4) as f64;
         let plan = |splits: usize| {
@@ -163,9 +169,15 @@ impl<'a> WeightGradientLines<'a> {
         (1..=most).map(plan).min_by(|one, other| one.seconds.total_cmp(&other.seconds))
     }
 
-    /// The launch, from the input and the rows of the gradient to the shares' sums; `control` gets the input's largest
-    /// magnitude.
-    pub(super) fn step(&self, context: Context<'_>, rows: &Rows, operands: [Argument; 4]) -> Result<Step> {
+    /// The launch, from the input, of which low parts are so many elements after high ones, and the rows of the gradient to the shares'
+    /// sums; `control` gets the input's largest magnitude.
+    pub(super) fn step(
+        &self,
+        context: Context<'_>,
+        rows: &Rows,
+        operands: [Argument; 4],
+        low: usize,
+    ) -> Result<Step> {
         let [d, h, w] = rows.axes;
         let mut arguments = operands.to_vec();
         push(&mut arguments, [rows.batch, d.axis.input, h.axis.input, w.axis.input])?;
@@ -180,6 +192,9 @@ impl<'a> WeightGradientLines<'a> {
         let strides = strides(context.request.geometry.input_shape(), format);
         arguments.extend(strides.map(|stride| Argument::I64(stride as i64)));
         arguments.extend(rows.layout(context.operand_bytes()));
+        if context.halves == 2 {
+            arguments.extend([low, rows.elements()].map(|apart| Argument::I64(apart as i64)));
+        }
         let [of_gradient, of_input] =
             line_bytes(self.kernel, rows, self.steps, format == MemoryFormat::ChannelsLast3d);
         let shared = BARRIERS + (span + self.ahead) * of_gradient + self.ahead * of_input;

@@ -7,18 +7,19 @@ use crate::Variant;
 use std::fmt;
 use volup::Result;
 
-/// Slots of the gradient's rows and pairs of shift and channel that a block has, stages, elements after each row.
+/// Slots of the gradient's rows and pairs of shift and channel that a block has, and stages.
 const SLOTS: usize = 32;
 const COLUMNS: usize = 24;
 const STAGES: usize = 4;
-const PAD: usize = 8;
+/// Bytes after each panel.
+const PAD: usize = 64;
 /// Rows of a stage, of 16 bits and of 32.
 const KC: [usize; 2] = [128, 64];
 
 /// Bytes a second from the second-level cache.
 const CACHE: f64 = 4.5e12;
-/// What a stage takes at least, of 16 bits, tf32 and two of them, in seconds.
-const STAGE: [f64; 3] = [0.7e-6, 0.5e-6, 1.2e-6];
+/// What a stage takes at least, of 16 bits, tf32, two of them, and two fp16, in seconds.
+const STAGE: [f64; 4] = [0.7e-6, 0.5e-6, 1.2e-6, 0.7e-6];
 
 /// A plan of this kernel.
 #[derive(Clone)]
@@ -45,7 +46,9 @@ impl<'a> WeightGradientNarrow<'a> {
     pub(super) fn new(context: Context<'a>, rows: &Rows) -> Option<WeightGradientNarrow<'a>> {
         let (types, kind) = operands(context)?;
         let vector = 16 / context.operand_bytes();
-        if rows.groups > 1 || rows.x_pitch != vector {
+        // Of two fp16 a row of the input holds both.
+        let fits = rows.x_pitch == vector && rows.group_in * context.halves.max(1) <= vector;
+        if rows.groups > 1 || !fits {
             return None;
         }
         let kernel = context.kernel("weight_gradient_narrow", &types, &[("KIND", kind)]).ok()?;
@@ -76,8 +79,9 @@ impl<'a> WeightGradientNarrow<'a> {
     /// Bytes of shared memory of a block.
     fn shared_bytes(&self, rows: &Rows) -> usize {
         let (kc, [_, _, w]) = (self.stage_rows(), rows.axes);
+        // What is of 16 bits, or of both parts.
         let element = if self.kernel.param("KIND") == Some(0) { 2 } else { 4 };
-        STAGES * (kc * (SLOTS + PAD) * element + self.windows * (kc + (w.count - 1) * w.apart) * 16)
+        STAGES * (SLOTS * element / 16 * (16 * kc + PAD) + self.windows * (kc + (w.count - 1) * w.apart) * 16)
     }
 
     /// The launch, from the rows of the input and of the gradient to the shares' sums.
@@ -91,6 +95,7 @@ impl<'a> WeightGradientNarrow<'a> {
         }
         push(&mut arguments, [self.windows, self.share])?;
         arguments.extend(rows.layout(context.operand_bytes()));
+        arguments.extend((context.halves == 2).then(|| Argument::I64(rows.elements() as i64)));
         let (grid, shared) = ([self.items as u32, self.splits as u32, 1], self.shared_bytes(rows) as u32);
         Ok(Step::Launch { variant: *self.kernel, grid, shared, arguments, overlap: false })
     }

@@ -4,27 +4,43 @@
 // A block has 16 by 16 pairs of channels of one tap, and of the input's voxels every `splits`-th piece of 1024; a piece's sum
 // is one of sums of 32 products.
 //
-// For KIND 5 sums are of rows as they are, scaled, and of the input scaled by the exponent that follows from `control`.
+// For KIND 5 sums are of rows as they are, scaled, and of the input scaled by the exponent that follows from `control`. For KIND 2 rows
+// are float32, and what is scaled of them and of the input is scaled here, each channel by its own exponent.
 //
 // Parameters: `x` (the input), `rows` (of `gradient_rows`), `partial` (`partial[((split*taps + t)*groups*group_in + ci)*group_out + co]`),
-// `control` (null, or words after which the result of another kernel may stand; then nothing is done); i32: `n`, `groups`,
+// `control` (null, or words after which the result of another kernel may stand; then nothing is done), for KIND 2 `bounds` and `largest` (as
+// `weight_gradient_sum` has them); i32: `n`, `groups`,
 // `group_in`, `group_out`, `slots`, `splits`; of depth, height, width what `gradient_taps.cuh` says; i64: strides of `x`: n, c, d, h,
 // w, and `row` and `panel` of the rows. Threads: 256. Grid: any number of blocks. The voxels of all samples, and the tasks, are fewer than 2^30.
 
 #include "digits.cuh"
 #include "gradient_taps.cuh"
 #include "row_layout.cuh"
+#if KIND == 2
+#include "half_parts.cuh"
+#endif
 
 constexpr int TILE = 16, PIECE = 32, PIECES = 32;
 
 extern "C" __global__ void __launch_bounds__(TILE *TILE, KIND == 4 ? 2 : 4)
-    direct_weight_gradient(const Element *x, const Row *rows, Sum *partial, const unsigned *control, int n, int groups, int group_in,
+    direct_weight_gradient(const Element *x, const Row *rows, Sum *partial, const unsigned *control,
+#if KIND == 2
+                           const float *bounds, const unsigned *largest,
+#endif
+                           int n, int groups, int group_in,
                            int group_out, int slots, int splits, TAP_AXIS(d), TAP_AXIS(h), TAP_AXIS(w), long long x_n, long long x_c,
                            long long x_d, long long x_h, long long x_w, long long row, long long panel) {
     if (stands(control)) return;
-    Sum scale = 1;
 #if KIND == 5
-    scale = power(input_exponent(control));
+    const Sum all = power(input_exponent(control));
+    const auto scale_x = [&](int) { return all; };
+    const auto scale_y = [](int) { return 1.0f; };
+#elif KIND == 2
+    const auto scale_x = [&](int channel) { return power(channel_exponent(largest[channel])); };
+    const auto scale_y = [&](int channel) { return power(row_exponent(bounds[channel])); };
+#else
+    const auto scale_x = [](int) { return (Sum)1; };
+    const auto scale_y = [](int) { return (Sum)1; };
 #endif
     const RowLayout layout = {row, panel};
     const TapAxis d = TAP_AXIS_OF(d), h = TAP_AXIS_OF(h), w = TAP_AXIS_OF(w);
@@ -59,8 +75,9 @@ extern "C" __global__ void __launch_bounds__(TILE *TILE, KIND == 4 ? 2 : 4)
                 for (int i = threadIdx.x; i < PIECE * TILE; i += TILE * TILE) {
                     const int row = i / TILE, c = i % TILE;
                     const bool here = x_at[row] >= 0;
-                    of_x[row][c] = here && c_in + c < group_in ? scale * widen(x[x_at[row] + c * x_c]) : 0;
-                    of_y[row][c] = here && c_out + c < group_out ? widen(rows[y_at[row] + layout.slot(group * slots + j * group_out + c_out + c)]) : 0;
+                    const int ci = group * group_in + c_in + c, co = c_out + c;
+                    of_x[row][c] = here && c_in + c < group_in ? scale_x(ci) * widen(x[x_at[row] + c * x_c]) : 0;
+                    of_y[row][c] = here && co < group_out ? scale_y(group * group_out + co) * widen(rows[y_at[row] + layout.slot(group * slots + j * group_out + co)]) : 0;
                 }
                 __syncthreads();
                 Sum of_piece = 0;

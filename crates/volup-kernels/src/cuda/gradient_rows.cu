@@ -13,21 +13,25 @@
 // With `y` the elements are not those of `x` but the gradient of the convolution's output that follows from it: `dy =
 // (rstd*gamma*dv + q + r*h) * f` of `gradient_sums` and `gradient_vectors`.
 //
-// `KIND` 5 has float32 and writes fp16, each channel scaled by the power of two that `row_exponent` makes of its bound.
+// `KIND` 5 has float32 and writes fp16, each channel scaled by the power of two that `row_exponent` makes of its bound. `KIND` 2 writes
+// two fp16, the low parts `low` elements after the high ones; `group_in` is a multiple of VECTOR. Where the channels of a vector are not
+// all zero and `is_too_coarse`, the word becomes an infinity.
 //
-// Parameters: `x`, `out` (a multiple of 16 bytes), for KIND 5 `bounds` (of each channel what no magnitude is past), `control` (the word
+// Parameters: `x`, `out` (a multiple of 16 bytes, of an element where `group_in` is none of VECTOR), for KIND 5 and 2 `bounds` (of each channel what no magnitude is past), for KIND 1
+// `unless` (null, or words after which the result of another kernel may stand; then nothing is done), `control` (the word
 // of the largest magnitude of what is written, as bits of float32), `y` (null: no epilogue), `mean`, `rstd`, `terms` (null: no
 // normalization), `gamma`, `beta` (null: 1 and 0);
 // i32: `channels`, `group_channels` of the normalization; `activation`, `post`; f64: `slope`, `post_slope`; i32: `round` (1: to tf32, for kernels that multiply such), `groups`,
 // `group_in`, `slots`; of depth, then height, then width: size of the tensor, rows' size, classes, stride, padding,
-// dilation; i64: strides of the tensor: n, c, d, h, w; `row`, `panel`. Threads: 256. Grid: n * ceil(qd*ud*qh*uh*qw*uw / (4096 /
+// dilation; i64: strides of the tensor: n, c, d, h, w; `row`, `panel`, for KIND 2 `low`. Threads: 256. Grid: n * ceil(qd*ud*qh*uh*qw*uw / (4096 /
 // CHANNELS)) * ceil(channels / CHANNELS).
 
 #include "divisor.cuh"
 #if KIND == 4
 #include "element.cuh"
 #else
-#include "row_exponent.cuh"
+#include "gradient_taps.cuh"
+#include "half_parts.cuh"
 #endif
 #include "slope.cuh"
 
@@ -43,7 +47,7 @@ struct Axis {
 #endif
 
 /// What is written.
-using Stored = std::conditional_t<KIND == 5, Half, Element>;
+using Stored = std::conditional_t<SCALED, Half, Element>;
 constexpr bool NARROW = sizeof(Stored) == 2;
 constexpr int VECTOR = 16 / sizeof(Stored), THREADS = 256, POSITIONS = 4096 / CHANNELS;
 /// Vectors of a position, and from one to the next in shared memory: threads that write neighbours read different banks.
@@ -82,6 +86,19 @@ struct __align__(16) Starts {
     const Element *x, *y;
 };
 
+#define NARROWED (KIND == 0 || SCALED)
+#if NARROWED
+/// Two neighbours as a word of a vector's 16 bytes; of two parts also of its low one, and the larger of them counts.
+__device__ __forceinline__ void put(uint4 (&result)[PARTS][OWN], unsigned (&largest)[OWN], int k, int word, Sum x, Sum y) {
+#if KIND == 2
+    largest[k] = max(largest[k], max(magnitude(x), magnitude(y)));
+    (&result[0][k].x)[word] = half_parts(x, y, LOW, (&result[1][k].x)[word]);
+#else
+    (&result[0][k].x)[word] = narrow_both(x, y, Stored{});
+#endif
+}
+#endif
+
 template <typename Offset> __device__ __forceinline__ Element load(const Element *start, Offset offset) {
     const Element *const at = start + offset;
     __builtin_assume(__isGlobal(at));
@@ -90,18 +107,27 @@ template <typename Offset> __device__ __forceinline__ Element load(const Element
 
 extern "C" __global__ void __launch_bounds__(THREADS, KIND == 4 ? 2 : 4) gradient_rows(
     const Element *x, Stored *out,
-#if KIND == 5
+#if SCALED
     const float *bounds,
+#elif KIND == 1
+    const unsigned *unless,
 #endif
     unsigned *control, const Element *y, const Sum *mean, const Sum *rstd, const Sum *terms,
     const Element *gamma, const Element *beta, int channels, int group_channels, int activation, int post, double slope, double post_slope,
     int round, int groups, int group_in, int slots, int size_d, int rows_d, int classes_d, int stride_d, int padding_d, int dilation_d, int size_h,
     int rows_h, int classes_h, int stride_h, int padding_h, int dilation_h, int size_w, int rows_w, int classes_w, int stride_w,
     int padding_w, int dilation_w, long long x_n, long long x_c, long long x_d, long long x_h, long long x_w, long long row,
-    long long panel) {
+    long long panel
+#if KIND == 2
+    , long long low
+#endif
+) {
+#if KIND == 1
+    if (stands(unless)) return;
+#endif
     const Axis d = {size_d, rows_d, classes_d, stride_d, padding_d, dilation_d}, h = {size_h, rows_h, classes_h, stride_h, padding_h, dilation_h},
                w = {size_w, rows_w, classes_w, stride_w, padding_w, dilation_w};
-    __shared__ uint4 staged[UNITS * PITCH];
+    __shared__ uint4 staged[PARTS][UNITS * PITCH];
     // Where each position reads, from the sample's start, and writes; the slot of its class in every group.
     __shared__ long long from[POSITIONS], to[POSITIONS];
     __shared__ int class_slot[POSITIONS];
@@ -127,9 +153,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, KIND == 4 ? 2 : 4) gradien
         const int at = THREADS - 1 - threadIdx.x, c = min(c0 + at, channels - 1);
         const long long start = n * x_n + c * x_c;
         starts[at] = {x + start, y + start};
-        if (y || KIND == 5) {
+        if (y || SCALED) {
             Sum scale = 1;
-#if KIND == 5
+#if SCALED
             scale = power(row_exponent(bounds[c]));
 #endif
             Channel of = {norm_of(n, c, channels, group_channels, mean, rstd, gamma, beta), scale, 0, 0};
@@ -174,9 +200,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, KIND == 4 ? 2 : 4) gradien
     // Where a channel's slot of the first class is. Of one group that takes no division, of which each thread would have several.
     const auto slot_of = [&](int c) { return groups == 1 ? c : c / group_in * (slots - group_in) + c; };
     // Channels of a vector are of one group and one class.
-    const auto write = [&](int unit, int position, const uint4 &v) {
+    const auto write = [&](int unit, int position, const uint4 &v, int part) {
         const int c = c0 + unit * VECTOR, start = slot_of(c);
-        if (c < channels && to[position] >= 0) *(uint4 *)(out + to[position] + start / VECTOR * panel) = v;
+        Stored *at = out + to[position] + start / VECTOR * panel;
+#if KIND == 2
+        if (part) at += low;
+#endif
+        if (c < channels && to[position] >= 0) *(uint4 *)at = v;
     };
     const bool at_once = vectors && (UNITS == 1 || panels == (x_c != 1));
     [[maybe_unused]] unsigned most = 0;
@@ -201,7 +231,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, KIND == 4 ? 2 : 4) gradien
                 // What is not there reads the sample's first.
                 at[k] = start >= 0 ? (Offset)start : 0;
             }
-            uint4 result[OWN] = {};
+            uint4 result[PARTS][OWN] = {};
+            // Of KIND 2 the largest of a vector.
+            [[maybe_unused]] unsigned largest[OWN] = {};
             if (LAST || __any_sync(0xffffffffu, here)) {
                 Vector of_x[OWN], of_y[OWN];
                 const auto load_channels = [&](int e0, int count) {
@@ -256,56 +288,58 @@ extern "C" __global__ void __launch_bounds__(THREADS, KIND == 4 ? 2 : 4) gradien
                         if (mean) {
 #pragma unroll
                             for (int i = 0; i < AT_ONCE * OWN; i++) dy[i] = of[i / OWN].factor * dy[i] + (of[i / OWN].q + of[i / OWN].r * h[i]);
-                        } else if (KIND == 5) {
+                        } else if (SCALED) {
 #pragma unroll
                             for (int i = 0; i < AT_ONCE * OWN; i++) dy[i] *= of[i / OWN].factor;
                         }
                         first.back(dy, f);
 #pragma unroll
                         for (int i = 0; i < AT_ONCE * OWN; i++) {
-#if KIND == 0 || KIND == 5
-                            if (i / OWN % 2 == 0)
-                                (&result[i % OWN].x)[(e0 + i / OWN) / 2] = narrow_both(dy[i], dy[i + OWN], Stored{});
+#if NARROWED
+                            if (i / OWN % 2 == 0) put(result, largest, i % OWN, (e0 + i / OWN) / 2, dy[i], dy[i + OWN]);
 #else
                             narrow(dy[i], &of_x[i % OWN].of[e0 + i / OWN]);
 #endif
                         }
                     }
                 }
-#if KIND == 5
+#if SCALED
                 if (!FOLLOWS) {
 #pragma unroll
                     for (int e = 0; e < VECTOR; e += 2) {
                         const Sum scale = of_channels[unit].of[e].factor, next = of_channels[unit].of[e + 1].factor;
 #pragma unroll
-                        for (int k = 0; k < OWN; k++) (&result[k].x)[e / 2] = narrow_both(of_x[k].of[e] * scale, of_x[k].of[e + 1] * next, Half{});
+                        for (int k = 0; k < OWN; k++) put(result, largest, k, e / 2, of_x[k].of[e] * scale, of_x[k].of[e + 1] * next);
                     }
                 }
 #else
                 if (!NARROW || !FOLLOWS) {
 #pragma unroll
-                    for (int k = 0; k < OWN; k++) result[k] = *(const uint4 *)&of_x[k];
+                    for (int k = 0; k < OWN; k++) result[0][k] = *(const uint4 *)&of_x[k];
                 }
 #endif
 #pragma unroll
                 for (int k = 0; k < OWN; k++) {
-                    unsigned(&words)[4] = *(unsigned(*)[4])&result[k];
 #pragma unroll
-                    for (int word = 0; word < 4; word++) {
-                        words[word] = here >> k & 1 ? words[word] : 0;
+                    for (int word = 0; word < 4 * PARTS; word++) {
+                        unsigned &of = (&result[word / 4][k].x)[word % 4];
+                        of = here >> k & 1 ? of : 0;
 #if KIND == 0 || KIND == 5
-                        most = __vmaxu2(most, words[word] & 0x7fff7fffu);
-#elif KIND != 4
-                        most = max(most, words[word] & 0x7fffffffu);
+                        most = __vmaxu2(most, of & 0x7fff7fffu);
+#elif KIND == 1
+                        most = max(most, of & 0x7fffffffu);
 #endif
                     }
+#if KIND == 2
+                    if (here >> k & 1 && is_too_coarse(largest[k])) most = 0x7f800000u;
+#endif
                 }
             }
 #if KIND == 1
             if (round) {
 #pragma unroll
                 for (int k = 0; k < OWN; k++) {
-                    unsigned(&words)[4] = *(unsigned(*)[4])&result[k];
+                    unsigned(&words)[4] = *(unsigned(*)[4])&result[0][k];
 #pragma unroll
                     for (int word = 0; word < 4; word++) asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(words[word]) : "f"(__uint_as_float(words[word])));
                 }
@@ -314,10 +348,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, KIND == 4 ? 2 : 4) gradien
 #pragma unroll
             for (int k = 0; k < OWN; k++) {
                 const int position = position_of(LAST, turn, k);
-                if (at_once)
-                    write(unit, position, result[k]);
-                else
-                    staged[unit * PITCH + position] = result[k];
+#pragma unroll
+                for (int part = 0; part < PARTS; part++)
+                    if (at_once)
+                        write(unit, position, result[part][k], part);
+                    else
+                        staged[part][unit * PITCH + position] = result[part][k];
             }
         }
     };
@@ -336,7 +372,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, KIND == 4 ? 2 : 4) gradien
 #pragma unroll
         for (int k = 0; k < OWN * TURNS; k++) {
             const int unit = unit_of(!panels, k / OWN), position = position_of(!panels, k / OWN, k % OWN);
-            write(unit, position, staged[unit * PITCH + position]);
+#pragma unroll
+            for (int part = 0; part < PARTS; part++) write(unit, position, staged[part][unit * PITCH + position], part);
         }
     } else if (!at_once) {
         const int at = threadIdx.x % CHANNELS, c = c0 + at, start = slot_of(c);
@@ -344,18 +381,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, KIND == 4 ? 2 : 4) gradien
         for (int position = threadIdx.x / CHANNELS; position < POSITIONS; position += THREADS / CHANNELS) {
             if (c >= channels || to[position] < 0) continue;
             const int slot = start + class_slot[position];
-            out[to[position] + slot / VECTOR * panel + slot % VECTOR] = ((const Stored *)&staged[at / VECTOR * PITCH + position])[at % VECTOR];
+            out[to[position] + slot / VECTOR * panel + slot % VECTOR] = ((const Stored *)&staged[0][at / VECTOR * PITCH + position])[at % VECTOR];
         }
     }
 #if KIND != 4
     // One thread looks whether there has been one as large, where it last saw it: many would wait for each other.
-    if (NARROW) most = max(most & 0xffffu, most >> 16);
+    if (NARROW && KIND != 2) most = max(most & 0xffffu, most >> 16);
     most = __reduce_max_sync(0xffffffffu, most);
     if (lane == 0) of_warp[warp] = most;
     __syncthreads();
     if (threadIdx.x == 0) {
         for (int other = 1; other < THREADS / 32; other++) most = max(most, of_warp[other]);
-        most = as_float32(Stored{}, most);
+        if (KIND != 2) most = as_float32(Stored{}, most);
         if (most > *control) atomicMax(control, most);
     }
 #endif

@@ -2,17 +2,19 @@
 //
 // `out[g*slots + j*group_out + co][ci][m']` is `w[g*group_in + ci][co][t]` with `t = j + (count - 1 - m')*step` along each
 // axis, `j` the class and `count` the taps of the class that has most: a convolution of stride 1 whose channels are the
-// slots. Zero where there is no such tap, and in slots past the last class. For KIND 5 a channel's are scaled by what its rows are
+// slots. Zero where there is no such tap, and in slots past the last class. For KIND 5 and 2 a channel's are scaled by what its rows are
 // the inverse of.
 //
-// Parameters: `w`, `out`, for KIND 5 `bounds` (of each channel of the gradient, as `gradient_rows` has them), `control` (the word of the largest magnitude, as bits of float32); i32: `groups`, `group_in`,
+// Parameters: `w`, `out`, for KIND 5 and 2 `bounds` (of each channel of the gradient, as `gradient_rows` has them), `control` (the word of
+// the largest magnitude, as bits of float32; of KIND 2 with and without the scale, and an infinity where those of a group's channels that
+// are not zero throughout have bounds more than 2^24 apart: beside the largest the weights of others would have too few bits); i32: `groups`, `group_in`,
 // `group_out`, `slots`; of depth, height, width: kernel, classes, step, count. Threads: 256. Grid: any number of blocks.
 
 #include "digits.cuh"
 #include "row_exponent.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) gradient_weight(const Element *w, Element *out,
-#if KIND == 5
+#if SCALED
                                                                   const float *bounds,
 #endif
                                                                   unsigned *control, int groups, int group_in,
@@ -34,11 +36,27 @@ extern "C" __global__ void __launch_bounds__(256) gradient_weight(const Element 
         Element v{};
         if (jd < classes_d && td < kernel_d && th < kernel_h && tw < kernel_w)
             v = w[((((long long)(group * group_in + ci) * group_out + co) * kernel_d + td) * kernel_h + th) * kernel_w + tw];
-#if KIND == 5
+#if KIND == 2
+        most = max(most, magnitude(v));
+#endif
+#if SCALED
         v *= power(-row_exponent(bounds[group * group_out + co]));
 #endif
         out[first + threadIdx.x] = v;
         most = max(most, magnitude(v));
     }
+#if KIND == 2
+    if (blockIdx.x == 0 && threadIdx.x < 32)
+        for (int group = 0; group < groups; group++) {
+            int least = 1000, last = -1000;
+            for (int co = threadIdx.x; co < group_out; co += 32) {
+                const float bound = bounds[group * group_out + co];
+                if (bound == 0.0f) continue;
+                least = min(least, row_exponent(bound));
+                last = max(last, row_exponent(bound));
+            }
+            if (__reduce_max_sync(0xffffffffu, last) - __reduce_min_sync(0xffffffffu, least) > 24) most = 0x7f800000u;
+        }
+#endif
     raise(control, as_float32(Element{}, most));
 }

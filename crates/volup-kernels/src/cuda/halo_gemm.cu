@@ -90,6 +90,7 @@
 // 10. With TAPS, of a kernel along width of at most so many: `advance`, `w_dilation`, `w_reach`. W_STRIDE is the stride along
 //    width; `scale_w` is of each of slices*blocks*CHANNELS channels. `outputs` is W_STRIDE, `w_steps` 1; for W_STRIDE past
 //    1, `channels_first`.
+// 11. Last, for two tf32: `unless` (null, or words after which the result of another kernel may stand; then nothing is done).
 
 /// The first tap of a chunk along height, and how many units and steps of one it has along width; a tap along depth that
 /// it lacks is passed over. There is one phase.
@@ -120,6 +121,7 @@
 #endif
 
 #include "divisor.cuh"
+#include "gradient_taps.cuh"
 #include "halo_epilogue.cuh"
 #ifdef TAPS
 #include "halo_fold.cuh"
@@ -150,7 +152,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
 #endif
     , const Element *x, int n, int height, int width, int block, int panels, int x_n, int x_c, int x_d, int x_h, int x_w,
     int units, int before, int shift, int pieces, int ahead
+#if KIND == 3
+    , const unsigned *unless
+#endif
 ) {
+#if KIND == 3
+    if (stands(unless)) {
+        await_previous();
+        return;
+    }
+#endif
     extern __shared__ __align__(128) char memory[];
 #if !PARTED
     constexpr int promote = 0;
@@ -355,22 +366,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
                     const int first = whole_h ? FIRST_H : group, last = whole_h ? t.phase.nh - 1 : group;
                     barrier_wait(full_a + 8 * at_a, phase_a);
                     for (int ah = first; ah <= last; ah++) {
-                        unsigned from_a = ring_a + at_a * stage_bytes + ((last - ah) * back_h + warpgroup * M) * 16;
+                        unsigned from_a = place(ring_a + at_a * stage_bytes + ((last - ah) * back_h + warpgroup * M) * 16, panel_bytes);
                         const int unit0 = (((t.phase.td + ad * d_step) * chunks + chunk) * h_kernel + t.phase.th + ah * h_step) * (w_steps / unit_steps);
                         for (int u = 0; u < UNITS_W; u++) {
                             const int slot = resident ? unit0 + u : at_b;
                             barrier_wait(full_b + 8 * slot, resident ? 0 : phase_b);
-                            unsigned from_b = ring_b + slot * unit_bytes;
+                            unsigned from_b = place(ring_b + slot * unit_bytes, BN * 16);
                             matrix_fence();
                             for (int w = 0; w < STEPS_W; w++) {
-                                for (int k = 0; k < steps; k++) {
-                                    const unsigned long long wb = descriptor<1>(from_b + k * 2 * BN * 16, BN * 16);
+                                unsigned a_step = from_a, b_step = from_b;
+                                for (int k = 0; k < steps; k++, a_step += panel_bytes / 8, b_step += 2 * BN) {
+                                    const unsigned long long wb = operand_at<1>(b_step);
 #pragma unroll
                                     for (int i = 0; i < MI; i++) {
-                                        const unsigned long long xa = descriptor<MI>(from_a + i * 128 + 2 * k * panel_bytes, panel_bytes);
+                                        const unsigned long long xa = operand_at<MI>(a_step + i * 8);
 #if PARTED
-                                        const unsigned long long xl = descriptor<MI>(from_a + part_bytes + i * 128 + 2 * k * panel_bytes, panel_bytes);
-                                        const unsigned long long wl = descriptor<1>(from_b + (chunk_panels + k * 2) * BN * 16, BN * 16);
+                                        const unsigned long long xl = operand_at<MI>(a_step + i * 8 + part_bytes / 16), wl = operand_at<1>(b_step + chunk_panels * BN);
                                         multiply(high[i], xa, wb, !(fresh && w + k == 0));
 #if KIND == 2
                                         multiply(cross[i], xl, wb, 1);
@@ -384,8 +395,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
 #endif
                                     }
                                 }
-                                from_a += w_step * 16;
-                                from_b += tap_bytes;
+                                from_a += w_step;
+                                from_b += tap_bytes / 16;
                             }
                             matrix_commit();
 #if PARTED
@@ -443,7 +454,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
         if (t.column_block != known) {
             known = t.column_block;
 #if SCALED
-            const float scale_x = power(-input_exponent(control));
+            // What was packed by somebody else is scaled already: nobody has looked for its largest magnitude.
+            const float scale_x = KIND == 2 && control[0] == 0 ? 1.0f : power(-input_exponent(control));
 #endif
             asm volatile("bar.sync %0, 128;" ::"r"(warpgroup + 1) : "memory");
 #ifdef TAPS

@@ -2,13 +2,15 @@
 //
 // Parameters: `x`, `out`, `control`; i32: `a_rows`, `lead`, `pd`, `ph`, `pw`, `block`, `n`, `depth`,
 // `height`, `width`, `slices`, `slice_in`, `panels` (of a slice: chunks*chunk_panels), `channel_panels`,
-// `x_n`, `x_c`, `x_d`, `x_h`, `x_w`, `lanes`. Threads: 256; `lanes` of them (1, 2, 4 or 8) share a row.
+// `x_n`, `x_c`, `x_d`, `x_h`, `x_w`, `lanes`; for two tf32 `unless` (null, or words after which the result of another kernel may stand;
+// then nothing is done). Threads: 256; `lanes` of them (1, 2, 4 or 8) share a row.
 // `x_c` = 1 is read by vectors of channels, `x_w` = 1 by vectors of a row's positions, where sizes and addresses
 // allow. Grid: (ceil(a_rows / (256/lanes)), 1). Control words as in `pack`; two fp16 read word 0, which `pack_largest` has filled,
 // one reads word 4, which `half_scale` has. It may be launched so that it starts while `halo_pack_weight` still runs, and does not
 // end before that.
 
 #include "divisor.cuh"
+#include "gradient_taps.cuh"
 #include "launch.cuh"
 #include "operand.cuh"
 
@@ -137,8 +139,18 @@ struct Share {
 
 extern "C" __global__ void __launch_bounds__(256, 4) halo_pack_input(
     const Element *x, uint4 *out, unsigned *control, int a_rows, int lead, int pd, int ph, int pw, int block, int n, int depth, int height,
-    int width, int slices, int slice_in, int panels, int channel_panels, int x_n, int x_c, int x_d, int x_h, int x_w, int lanes) {
+    int width, int slices, int slice_in, int panels, int channel_panels, int x_n, int x_c, int x_d, int x_h, int x_w, int lanes
+#if KIND == 3
+    , const unsigned *unless
+#endif
+) {
     let_next_start();
+#if KIND == 3
+    if (stands(unless)) {
+        await_previous();
+        return;
+    }
+#endif
     __shared__ Divisor by[3];
     if (threadIdx.x < 3) by[threadIdx.x] = Divisor(threadIdx.x == 0 ? pw : threadIdx.x == 1 ? ph : pd);
     const int block_rows = 256 / lanes;

@@ -2,7 +2,7 @@
 
 #pragma once
 
-#if KIND == 5
+#if KIND == 5 || KIND == 2
 #include "row_exponent.cuh"
 #else
 #include "element.cuh"
@@ -20,5 +20,5 @@ struct RowLayout {
     long long row, panel;
 
     /// Where a slot of the first row lies, counted through all groups.
-    __device__ __forceinline__ long long slot(int slot) const { return slot / ROW_VECTOR * panel + slot % ROW_VECTOR; }
+    template <int VECTOR = ROW_VECTOR> __device__ __forceinline__ long long slot(int slot) const { return slot / VECTOR * panel + slot % VECTOR; }
 };

@@ -16,7 +16,7 @@
 // vectors of 16 bytes of y and of its gradient copied to shared memory, and asks for those of the next tile as soon as it
 // has read them: nobody else reads them. What follows from them it writes to G, in which residues along width, of which
 // there are two, are rows. The sums of dW stay in registers until the last tile; dX is written after each.
-// `shuffle_warpgroups.cuh` and `shuffle_warps.cuh` say how the products are made.
+// `shuffle_warpgroups.cuh`, `shuffle_halves.cuh` and `shuffle_warps.cuh` say how the products are made.
 //
 // # Numbers
 //
@@ -24,17 +24,24 @@
 // to float32 registers. What is an infinity or NaN goes through the products, as it does by the definition: every product
 // here is one of its. Of two parts that is not so: a tile that holds one is multiplied in float32.
 //
+// `KIND` 2, float32 as two fp16 (`half_parts.cuh`). `dy` is scaled by the power of two that `row_exponent` makes of its channel's bound, the
+// weight by the inverse and then each channel of the input by its largest; x of a tile, too. What is written is scaled back. Where a
+// position's gradients are not all zero and `is_too_coarse`, or x or the weight is past what can be scaled, the word becomes an infinity,
+// and all that is written is for others to write anew.
+//
 // # What it takes
 //
 // Kernel and stride are the same, 2 along width; taps*out_channels at most ROWS, in_channels at most 64. Threads: 512. Grid:
 // at most the tiles. Bytes of dynamic shared memory, with POS = 32768 / (SIZE*ROWS), 65536 + 20*ROWS and, of KIND 0, `POS/8 *
-// (32*(ROWS + 1) + 2080) + 128*ROWS`; of KIND 1 `POS/4 * (16*(ROWS + 1) + 2080) + 32768 + 256*ROWS`; of KIND 3
-// `4*((ROWS + 128)*(POS + 8) + 64*(ROWS + 4))`. `x`, `dz`, `y` and `dx` are multiples of 16 bytes. A sample
+// (32*(ROWS + 1) + 2080) + 128*ROWS`; of KIND 1 `POS/4 * (16*(ROWS + 1) + 2080) + 32768 + 256*ROWS`; of KIND 2
+// `POS*(8*ROWS + 658) + 320*ROWS - 7680`; of KIND 3 `4*((ROWS + 128)*(POS + 8) + 64*(ROWS + 4))`. `x`, `dz`, `y` and `dx` are multiples of 16 bytes. A sample
 // of y has fewer than 2^31 elements, tiles and grid are below 2^31. `y_whole`: lines of y are whole vectors of
 // 16 bytes; `x_whole`: the channels of x are.
 //
 // Parameters: `x` (null without `partial`), `w` (null without `dx`), `dz`, `y` (null: nothing follows the convolution), `dx` (null: not wanted), `partial` (as
-// `direct_weight_gradient` has it, of KIND 3 a share a block, else 256/ROWS; null: not wanted), `mean`, `rstd`, `terms` (null: no normalization),
+// `direct_weight_gradient` has it, of KIND 3 `shares` a block, else 256/ROWS; null: not wanted), for KIND 2 `bounds` (of each channel what no
+// gradient is past) and `control` (the word), for KIND 3 `unless` (null, or words after which the result of another kernel may stand; then
+// nothing is done) and i32 `shares` (those past the first are zeros); `mean`, `rstd`, `terms` (null: no normalization),
 // `gamma`, `beta` (null: 1 and 0); i32: `in_channels`, `out_channels`, `group_channels` of the normalization, `volume`,
 // `plane`, `width` (positions of a sample, a plane, a line), `d_stride`, `h_stride`, `tiles` (of a sample), `items` (of all),
 // `y_whole`, `x_whole`, `activation`, `post`; f64: `slope`, `post_slope`.
@@ -43,7 +50,10 @@
 #include "divisor.cuh"
 #include "slope.cuh"
 #if KIND == 3
+#include "gradient_taps.cuh"
 #include "shuffle_warps.cuh"
+#elif KIND == 2
+#include "shuffle_halves.cuh"
 #else
 #include "shuffle_warpgroups.cuh"
 #endif
@@ -75,11 +85,34 @@ __device__ __forceinline__ Element rounded(Element x) {
 #endif
 }
 
+#if KIND == 2
+/// The first line of so many threads: of a warp that has two lines these are two apart, where two fp16 then meet no bank twice.
+__device__ __forceinline__ int line_of(int at) { return PER < 32 ? at & ~3 | (at & 1) << 1 | at >> 1 & 1 : at; }
+
+/// A number that stays in its register: the compiler would rather find it anew whenever it is asked for.
+__device__ __forceinline__ int kept(int x) { return __shfl_sync(0xffffffffu, x, threadIdx.x % 32); }
+
+/// The larger of two magnitudes; NaN is larger than all others.
+__device__ __forceinline__ float larger_or_nan(float one, float other) {
+    float most;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(most) : "f"(one), "f"(other));
+    return most;
+}
+#endif
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1) shuffle_gradient(
-    const Element *x, const Element *w, const Element *dz, const Element *y, Element *dx, float *partial, const float *mean, const float *rstd,
-    const float *terms, const Element *gamma, const Element *beta, int in_channels, int out_channels, int group_channels, int volume, int plane,
+    const Element *x, const Element *w, const Element *dz, const Element *y, Element *dx, float *partial,
+#if KIND == 2
+    const float *bounds, unsigned *control,
+#elif KIND == 3
+    const unsigned *unless, int shares,
+#endif
+    const float *mean, const float *rstd, const float *terms, const Element *gamma, const Element *beta, int in_channels, int out_channels, int group_channels, int volume, int plane,
     int width, int d_stride, int h_stride, int tiles, int items, int y_whole, int x_whole, int activation, int post, double slope,
     double post_slope) {
+#if KIND == 3
+    if (stands(unless)) return;
+#endif
     extern __shared__ __align__(128) char memory[];
     Element *const raw = (Element *)memory;
 #if KIND == 3
@@ -95,7 +128,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) shuffle_gradient(
     const Divisor by_plane(plane), by_width(width), by_tiles(tiles);
 
     // A thread's vectors are of the same positions of several lines.
-    const int own = threadIdx.x % PER, line0 = threadIdx.x / PER;
+    const int own = threadIdx.x % PER;
+#if KIND == 2
+    const int line0 = kept(line_of(threadIdx.x / PER)), place0 = kept(products.place(2 * line0, own * 2));
+#else
+    const int line0 = threadIdx.x / PER;
+#endif
     const auto place = [&](int p) {
         const int d = by_plane.divide(p), in_plane = p - d * plane, h = by_width.divide(in_plane);
         return d * d_stride * y_d + h * h_stride * y_h + 2 * (in_plane - h * width);
@@ -111,8 +149,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) shuffle_gradient(
     const auto fetch = [&](int item, int k, int start, long long at, bool there) {
         there &= 2 * (line0 + k * APART) < rows;
         if (y_whole) {
-            copy_async<16>(address(slot(0, k)), there ? dz + at + start : dz, there);
-            if (y) copy_async<16>(address(slot(1, k)), there ? y + at + start : y, there);
+            // What is not there has a place all the same, which is not read.
+            copy_async<16>(address(slot(0, k)), dz + at + start, there);
+            if (y) copy_async<16>(address(slot(1, k)), y + at + start, there);
         } else {
             const int n = by_tiles.divide(item), first = (item - n * tiles) * POS + own * (VECTOR / 2);
 #pragma unroll 1
@@ -154,6 +193,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) shuffle_gradient(
 
     // The weight, whose rows past the last are zeros.
     [[maybe_unused]] bool bad_weight = false;
+#if KIND == 2
+    if (dx)
+        bad_weight = products.put_weight([&](int c, int row) {
+            return c < in_channels && row < rows ? w[(long long)c * rows + row] * power(-row_exponent(bounds[row / taps])) : 0.0f;
+        });
+#else
     for (int i = threadIdx.x; i < CI * ROWS; i += THREADS) {
         const int c = i / ROWS, row = i % ROWS;
         Element v = {};
@@ -163,6 +208,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) shuffle_gradient(
 #endif
         *products.w_at(c, row) = rounded(v);
     }
+#endif
 #if KIND == 3
     bad_weight = __syncthreads_or(bad_weight);
 #endif
@@ -178,25 +224,32 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) shuffle_gradient(
         end_copies();
     }
 
+    [[maybe_unused]] bool bad = bad_weight;
     int known = -1, turn = 0;
 #pragma unroll 1
     for (int item = blockIdx.x; item < items; item += gridDim.x, turn++) {
         const int n = by_tiles.divide(item), first = (item - n * tiles) * POS;
-        if (y && n != known) {
+        if ((y || KIND == 2) && n != known) {
             known = n;
             for (int c = threadIdx.x; c < out_channels; c += THREADS) {
-                Channel of = {norm_of(n, c, out_channels, group_channels, mean, rstd, gamma, beta), 1, 0, 0};
+                float scale = 1;
+#if KIND == 2
+                scale = power(row_exponent(bounds[c]));
+#endif
+                Channel of = {norm_of(n, c, out_channels, group_channels, mean, rstd, gamma, beta), scale, 0, 0};
                 if (mean) {
                     const int group = n * (out_channels / group_channels) + c / group_channels;
-                    of.factor = of.norm.rstd * of.norm.gamma;
-                    of.q = terms[2 * group];
-                    of.r = terms[2 * group + 1];
+                    of.factor = scale * of.norm.rstd * of.norm.gamma;
+                    of.q = scale * terms[2 * group];
+                    of.r = scale * terms[2 * group + 1];
                 }
                 of_channel[c] = of;
             }
             __syncthreads();
         }
-        [[maybe_unused]] bool bad = bad_weight;
+        if (KIND == 3) bad = bad_weight;
+        // Of two fp16 the largest gradients of both positions.
+        [[maybe_unused]] float most[2] = {};
         const bool here = first + own * (VECTOR / 2) < volume;
         bool there;
         const long long next = begin(item + gridDim.x, there);
@@ -216,7 +269,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) shuffle_gradient(
                 end_copies();
                 const Channel of = of_channel[place_of.channel];
                 const bool real = here && 2 * line < rows;
-                uint2 words[2];
+                [[maybe_unused]] uint2 words[2];
 #pragma unroll
                 for (int part = 0; part < VECTOR; part += 4) {
                     float dy[4];
@@ -241,7 +294,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) shuffle_gradient(
                             for (int e = 0; e < AT_ONCE; e++) {
                                 float &g = dy[at + e];
                                 g = after.back(g, post_f[e]);
-                                if (mean) g = of.factor * g + (of.q + of.r * h[e]);
+                                // Of two fp16 an infinity that becomes NaN is left to others in any case.
+                                if (mean || KIND == 2) g = of.factor * g + (of.q + of.r * h[e]);
                                 g = before.back(g, f[e]);
                             }
                         }
@@ -250,7 +304,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) shuffle_gradient(
 #pragma unroll
                             for (int e = 0; e < 4; e++)
                                 if (!real || first + own * (VECTOR / 2) + (part + e) / 2 >= volume) dy[e] = 0.0f;
+                    } else if (KIND == 2) {
+#pragma unroll
+                        for (int e = 0; e < 4; e++) dy[e] *= of.factor;
                     }
+#if KIND == 2
+                    unsigned high[2], low[2];
+#pragma unroll
+                    for (int tw = 0; tw < 2; tw++) {
+                        high[tw] = half_parts(dy[tw], dy[tw + 2], LOW, low[tw]);
+#pragma unroll
+                        for (int e = 0; e < 2; e++) most[e] = larger_or_nan(most[e], fabsf(dy[2 * e + tw]));
+                    }
+                    products.put(turn, place0 + k * APART * 2 * 16, high, low);
+#else
 #pragma unroll
                     for (int tw = 0; tw < 2; tw++) {
 #if KIND == 0
@@ -266,13 +333,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) shuffle_gradient(
                         bad |= max(magnitude(dy[tw]), magnitude(dy[tw + 2])) >= 0x7f7ff000u;
 #endif
                     }
+#endif
                 }
+#if KIND != 2
                 products.put(turn, 2 * line, own * (VECTOR / 2), words);
+#endif
             }
         });
         // Of float32 the thread that copied a vector rounds it.
         await_copies<TURNS>();
-#if KIND != 0
+#if KIND == 2
+        // The products that read the last tile of x are done.
+        __syncthreads();
+        products.put_largest(own * 2, most[0], most[1]);
+        if (partial) for_x([&](int c, int p) { bad |= products.put_x(c, p); });
+#endif
+#if KIND == 1 || KIND == 3
         if (partial)
             for_x([&](int c, int p) {
                 float4 &v = *(float4 *)products.x_at(turn, c, p);
@@ -291,6 +367,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) shuffle_gradient(
         end_copies();
 #if KIND == 3
         products.start(turn, n, first, partial, by_definition);
+#elif KIND == 2
+        bad |= products.start(turn, n, first, partial);
 #else
         products.start(turn, n, first, partial);
 #endif
@@ -298,10 +376,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) shuffle_gradient(
 #if KIND != 3
     products.finish();
 #endif
+#if KIND == 2
+    raise(control, bad ? 0x7f800000u : 0u);
+#endif
     if (!partial) return;
+    const long long all = (long long)taps * in_channels * out_channels;
+#if KIND == 3
+    float *const others = partial + ((long long)blockIdx.x * shares + 1) * all;
+#pragma unroll 1
+    for (long long at = threadIdx.x; at < (shares - 1) * all; at += THREADS) others[at] = 0;
+#else
+    constexpr int shares = Products::SHARES;
+#endif
     products.sums([&](int row, int c, int share, float sum) {
         const int co = row / taps, tap = row - co * taps;
-        const long long start = ((long long)blockIdx.x * Products::SHARES + share) * taps * in_channels * out_channels;
-        if (row < rows && c < in_channels) partial[start + ((long long)tap * in_channels + c) * out_channels + co] = sum;
+        const long long start = ((long long)blockIdx.x * shares + share) * all;
+        if (row >= rows || c >= in_channels) return;
+        float *const at = partial + start + ((long long)tap * in_channels + c) * out_channels + co;
+#if KIND == 2
+        *at = sum * power(-row_exponent(bounds[co]));
+#else
+        *at = sum;
+#endif
     });
 }

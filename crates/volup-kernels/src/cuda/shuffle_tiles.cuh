@@ -12,9 +12,14 @@
 constexpr int CI = 64, TILE = 32768, SIZE = sizeof(Element), VECTOR = 16 / SIZE, POS = TILE / (SIZE * ROWS);
 constexpr int THREADS = 512;
 /// Channels or positions of a step of the matrix instructions.
-constexpr int STEP = KIND == 0 ? 16 : 8;
+constexpr int STEP = KIND == 0 || KIND == 2 ? 16 : 8;
 
 __device__ __forceinline__ unsigned address(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
+
+/// The operand B whose columns lie side by side: panels of columns, in which what is added up follows row by row.
+__device__ __forceinline__ unsigned long long across(unsigned address, unsigned panel) {
+    return ((unsigned long long)(address & 0x3ffff) >> 4) | (8ull << 16) | ((unsigned long long)(panel >> 4) << 32);
+}
 
 /// The gradient of the input.
 struct Gradient {

@@ -131,9 +131,4 @@ struct Products {
                 f(group % (ROWS / 64) * 64 + threadIdx.x % 128 / 32 * 16 + lane / 4 + e / 2 * 8, 8 * j + lane % 4 * 2 + e % 2, group / (ROWS / 64),
                   sum[4 * j + e]);
     }
-
-    /// The operand B whose columns lie side by side: panels of columns, in which what is added up follows row by row.
-    __device__ __forceinline__ static unsigned long long across(unsigned address, unsigned panel) {
-        return ((unsigned long long)(address & 0x3ffff) >> 4) | (8ull << 16) | ((unsigned long long)(panel >> 4) << 32);
-    }
 };

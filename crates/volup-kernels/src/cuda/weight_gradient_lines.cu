@@ -24,7 +24,7 @@
 // # Numbers
 //
 // `KIND` 0, f16 or bf16; 1, float32, X rounded to tf32 here, G already; 3, float32 as two tf32, whose products of a line are
-// added to float32 registers. Sums of a block's share of the lines, to be added up by `weight_gradient_sum`.
+// added to float32 registers; 2, both as two fp16 already (`half_parts.cuh`), whose products of lines of PROMOTED voxels are. Sums of a block's share of the lines, to be added up by `weight_gradient_sum`.
 //
 // # What it takes
 //
@@ -33,7 +33,8 @@
 // `strips`, `steps` (of a strip, at most 16), `groups`, `group_in`, `group_out`, `slots`; of depth,
 // height, width: rows, `apart` (rows from one tap of a class to its next), kernel, classes, step; `x_slots`, `g_slots` (lines
 // that the rings hold: at least 3, and of G as many more as the taps of a block are lines apart), `share` (lines); i64: strides of
-// `x`: n, c, d, h, w, and `row` and `panel` of the rows, which for KIND 3 follow each other. Channels or voxels of a line lie together, the other strides are multiples of 16 bytes, so is a line of
+// `x`: n, c, d, h, w, and `row` and `panel` of the rows, which for KIND 3 follow each other; for KIND 2 elements from a high part to its low one of
+// `x` and of the rows, `x_low` and `g_low`. Channels or voxels of a line lie together, the other strides are multiples of 16 bytes, so is a line of
 // voxels. `group_out` and `slots` are multiples of 8 of 16 bits, of 2 else, where (kernel_w - 1) / step_w * apart_w is at
 // most HALO. The lines and the rows of all samples are fewer than 2^30.
 //
@@ -49,6 +50,9 @@
 #include "operand.cuh"
 #include "register_operand.cuh"
 #include "row_layout.cuh"
+#if KIND == 2
+#include "half_parts.cuh"
+#endif
 
 #if !defined(MI) || !defined(NC)
 #error "MI: 64 channels of the input; NC: channels of the gradient of a tap"
@@ -57,13 +61,20 @@
 constexpr int WARPGROUPS = 3, OWN = 3, TAPS = WARPGROUPS * OWN, FILLERS = 128, CONSUMERS = 128 * WARPGROUPS, THREADS = CONSUMERS + FILLERS;
 /// Channels of G that a thread turns at once: neighbours, which then are so many columns apart.
 constexpr int WIDE = KIND == 1 ? 2 : 1, COLUMNS = NC / WIDE;
-constexpr int SIZE = sizeof(Element), STEP = 32 / SIZE, CHANNELS = 64 * MI, HALO = 2;
-/// Threads that fill a line of X, and copies of a thread without a loop.
-constexpr int X_FILLERS = KIND == 0 ? FILLERS : 32, AT_ONCE = KIND == 0 ? 4 : 2;
+/// Whether operands are of 16 bits, and what they are in memory.
+constexpr bool NARROW = KIND == 0 || KIND == 2;
+using Operand = std::conditional_t<KIND == 2, Half, Element>;
+constexpr int SIZE = sizeof(Operand), STEP = 32 / SIZE, CHANNELS = 64 * MI, HALO = 2;
+/// Threads that fill a line of X, those that fill one of G, and copies of a thread without a loop. What a line takes beside its copies
+/// keeps a warp busier than these: of 16 bits each has lines of its own.
+constexpr int X_FILLERS = 32, G_FILLERS = NARROW ? 32 : FILLERS, AT_ONCE = NARROW ? 4 : 2;
 /// Bytes after a voxel's channels, such that reads of a warp meet no bank conflict.
-constexpr int PAD = KIND == 0 ? 16 : 32;
-constexpr int CONSUMER_REGISTERS = KIND == 0 ? 144 : 136, FILLER_REGISTERS = KIND == 0 ? 80 : 104;
+constexpr int PAD = NARROW ? 16 : 32;
+constexpr int CONSUMER_REGISTERS = NARROW ? 144 : 136, FILLER_REGISTERS = NARROW ? 80 : 104;
 static_assert(PARTS * MI * NC <= 64, "the accumulators of three taps fit in registers");
+
+/// Voxels whose products of two fp16 are added up by the matrix instructions, which round to zero, before registers do.
+constexpr int PROMOTED = 192;
 
 /// A place in a ring of barriers and memory.
 struct Place {
@@ -71,6 +82,9 @@ struct Place {
     __device__ __forceinline__ explicit Place(int phase) : phase(phase) {}
     __device__ __forceinline__ void advance(int count) {
         if (++at == count) at = 0, phase ^= 1;
+    }
+    __device__ __forceinline__ void advance(int count, int by) {
+        for (at += by; at >= count; at -= count) phase ^= 1;
     }
 };
 
@@ -88,7 +102,7 @@ struct Run {
 };
 
 /// Copies 16 bytes so many times, of rows that are `every` apart; of rows past those that are left it writes zeros.
-__device__ __forceinline__ void copy_rows(unsigned to, int to_step, const Element *from, long long step, int copies, int left, int every) {
+__device__ __forceinline__ void copy_rows(unsigned to, int to_step, const Operand *from, long long step, int copies, int left, int every) {
 #pragma unroll 1
     for (int k = 0; k < copies; k += AT_ONCE)
 #pragma unroll
@@ -111,10 +125,14 @@ struct Piece {
 };
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) weight_gradient_lines(
-    const Element *x, const Element *rows, float *partial, unsigned *control, int batch, int depth, int height, int width, int strips, int steps,
+    const Operand *x, const Operand *rows, float *partial, unsigned *control, int batch, int depth, int height, int width, int strips, int steps,
     int groups, int group_in, int group_out, int slots, int rows_d, int apart_d, int kernel_d, int classes_d, int step_d, int rows_h,
     int apart_h, int kernel_h, int classes_h, int step_h, int rows_w, int apart_w, int kernel_w, int classes_w, int step_w, int x_slots,
-    int g_slots, int share, long long x_n, long long x_c, long long x_d, long long x_h, long long x_w, long long row, long long panel) {
+    int g_slots, int share, long long x_n, long long x_c, long long x_d, long long x_h, long long x_w, long long row, long long panel
+#if KIND == 2
+    , long long x_low, long long g_low
+#endif
+) {
     extern __shared__ __align__(128) char memory[];
     const int lines = batch * depth * strips * height, first_line = blockIdx.y * share, last_line = min(first_line + share, lines);
     const int in_tiles = (group_in + CHANNELS - 1) / CHANNELS, out_tiles = (group_out + NC - 1) / NC, plane = kernel_h * kernel_w;
@@ -124,15 +142,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) weight_gradient_lines(
     // Lines of G from the first that a line of the input reads to the last.
     const int low = tap0 / kernel_w / step_h * apart_h, span = (min(tap0 + TAPS, plane) - 1) / kernel_w / step_h * apart_h - low;
     const int line_rows = STEP * steps + (kernel_w - 1) / step_w * apart_w;
-    const int panel_bytes = KIND == 0 ? 16 * (line_rows | 1) : 16 * NC, panels = KIND == 0 ? NC / 8 : 2 * steps;
-    const int part_bytes = classes_h * (KIND == 0 ? classes_w : kernel_w) * panels * panel_bytes, g_bytes = PARTS * part_bytes;
+    const int panel_bytes = NARROW ? 16 * (line_rows | 1) : 16 * NC, panels = NARROW ? NC / 8 : 2 * steps;
+    const int part_bytes = classes_h * (NARROW ? classes_w : kernel_w) * panels * panel_bytes, g_bytes = PARTS * part_bytes;
     const bool last = x_c == 1;
-    const int x_pitch = last ? CHANNELS * SIZE + PAD : 32 * steps + 16, x_bytes = x_pitch * (last ? STEP * steps : CHANNELS);
+    const int x_pitch = last ? CHANNELS * SIZE + PAD : 32 * steps + 16, x_part = x_pitch * (last ? STEP * steps : CHANNELS);
+    const int x_bytes = (KIND == 2 ? 2 : 1) * x_part;
     const unsigned full_g = shared(memory), empty_g = full_g + 8 * g_slots, full_x = empty_g + 8 * g_slots, empty_x = full_x + 8 * x_slots;
     const unsigned ring_g = shared(memory) + 1024, ring_x = ring_g + g_slots * g_bytes;
     if (threadIdx.x == 0) {
         for (int i = 0; i < g_slots; i++) {
-            barrier_init(full_g + 8 * i, FILLERS);
+            barrier_init(full_g + 8 * i, G_FILLERS);
             barrier_init(empty_g + 8 * i, CONSUMERS / 32);
         }
         for (int i = 0; i < x_slots; i++) {
@@ -148,20 +167,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) weight_gradient_lines(
         // Of few warps each instruction takes its full latency: nothing is divided for each line.
         const int thread = threadIdx.x - CONSUMERS;
         Place to_g(1), to_x(1);
-        const Element *const own_x = x + (group * group_in + ci0) * x_c;
-        // A line of the input from a place on, of a strip that starts at a voxel: a thread copies the same 16 bytes of every so many
+        const Operand *const own_x = x + (group * group_in + ci0) * x_c;
+        // A line of the input from a place on, of a strip that starts at a voxel: a lane copies the same 16 bytes of every so many
         // channels, or voxels.
-        const auto fill_x = [&](const Element *from, int w0) {
-            int own = thread;
-            // Of a single warp's lanes; which ones these are is worked out each time, for the registers.
-            if (X_FILLERS == 32) asm volatile("mov.u32 %0, %%laneid;" : "=r"(own));
+        const auto fill_x = [&](const Operand *from, int w0, int lane) {
             const int per = last ? CHANNELS * SIZE / 16 : 2 * steps, apart = X_FILLERS / per, count = last ? STEP * steps : CHANNELS;
-            const int row = own / per, first = row < apart ? row : count, minor = (own - row * per) * (16 / SIZE);
+            const int row = lane / per, first = row < apart ? row : count, minor = (lane - row * per) * (16 / SIZE);
             const int left = (last ? ci0 + minor < group_in : w0 + minor < width) ? (last ? width - w0 : group_in - ci0) : 0;
             const long long stride = last ? x_w : x_c;
             barrier_wait(empty_x + 8 * to_x.at, to_x.phase);
-            copy_rows(ring_x + to_x.at * x_bytes + first * x_pitch + minor * SIZE, apart * x_pitch, from + first * stride + minor, apart * stride,
-                      (count - first + apart - 1) / apart, left - first, apart);
+            const unsigned to = ring_x + to_x.at * x_bytes + first * x_pitch + minor * SIZE;
+            const int copies = (count - first + apart - 1) / apart;
+            from += first * stride + minor;
+            copy_rows(to, apart * x_pitch, from, apart * stride, copies, left - first, apart);
+#if KIND == 2
+            copy_rows(to + x_part, apart * x_pitch, from + x_low, apart * stride, copies, left - first, apart);
+#endif
         };
         // The first slot of G, of the first class.
         const int own_g = group * slots + td % step_d * classes_h * classes_w * group_out + co0;
@@ -175,38 +196,53 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) weight_gradient_lines(
             return (line * rows_w + run.strip * STEP * steps) * line_pitch;
         };
         const auto voxels_of = [&](const Run &run) { return run.n * x_n + run.d * x_d + run.h * x_h + run.strip * STEP * steps * x_w; };
-#if KIND == 0
-        constexpr int VECTOR = 16 / SIZE, PER = NC / VECTOR, ROWS = FILLERS / PER;
-        // Neighbouring threads copy neighbours, of a row or of a panel.
+#if KIND == 0 || KIND == 2
+        constexpr int VECTOR = 16 / SIZE, PER = NC / VECTOR, ROWS = G_FILLERS / PER;
+        const int lane = thread % 32, warp = __shfl_sync(0xffffffffu, thread / 32, 0), classes = classes_h * classes_w;
+        // Neighbouring lanes copy neighbours, of a row or of a panel: the rows of a piece of a row, or the panels of a row, of all classes
+        // at once if a tile has all their channels.
         const bool by_panels = pitch == VECTOR;
-        const int own_panel = by_panels ? thread / ROWS : thread % PER, row0 = by_panels ? thread % ROWS : thread / PER;
-        const int c = own_panel * VECTOR, classes = classes_h * classes_w, copies = (line_rows - row0 + ROWS - 1) / ROWS;
+        const int of_row = by_panels ? 0 : lane % PER, row0 = by_panels ? lane : lane / PER, rows_apart = by_panels ? 32 : line_rows;
+        const int together = by_panels && group_out == NC ? classes : 1, panels_left = together * ((group_out - co0) / VECTOR) - of_row;
+        const int copies = by_panels ? together * PER : (line_rows - row0 + ROWS - 1) / ROWS, to_step = by_panels ? panel_bytes : ROWS * 16;
+        const long long from_step = by_panels ? layout.panel : ROWS * row;
+        // The next line of G, counted from the first of a run, that is this warp's; a line of X is whose line of G is the last that it reads.
+        int next = warp, lines_x = 0;
+        to_g.advance(g_slots, warp);
 #pragma unroll 1
         for (int line = first_line; line < last_line;) {
             const Run run(line, last_line, strips, depth, height);
-            const int w0 = run.strip * STEP * steps, left = (co0 + c < group_out ? rows_w - w0 : 0) - row0;
-            const Element *of_line = rows + rows_of(run) + layout.slot(own_g + c) + row0 * (long long)pitch, *of_x = own_x + voxels_of(run);
+            const int w0 = run.strip * STEP * steps;
+            const Operand *const of_run = rows + rows_of(run) + layout.slot<VECTOR>(own_g) + of_row * layout.panel, *const of_x = own_x + voxels_of(run);
 #pragma unroll 1
-            for (int i = 0; i < run.length + span; i++) {
-                const Element *from = of_line;
-                unsigned to = ring_g + to_g.at * g_bytes + own_panel * panel_bytes + row0 * 16;
+            for (; next < run.length + span; next += FILLERS / 32) {
+                const Operand *from = of_run + (long long)next * rows_w * line_pitch;
+                unsigned to = ring_g + to_g.at * g_bytes + of_row * panel_bytes;
                 barrier_wait(empty_g + 8 * to_g.at, to_g.phase);
 #pragma unroll 1
-                for (int j = 0; j < classes; j++) {
-                    copy_rows(to, ROWS * 16, from, ROWS * (long long)pitch, copies, left, ROWS);
+                for (int j = 0; j < classes; j += together) {
+#pragma unroll 1
+                    for (int r = row0; r < line_rows; r += rows_apart) {
+                        const int left = panels_left <= 0 ? 0 : by_panels ? (r < rows_w - w0 ? panels_left : 0) : rows_w - w0 - r;
+                        copy_rows(to + r * 16, to_step, from + r * pitch, from_step, copies, left, by_panels ? 1 : ROWS);
+#if KIND == 2
+                        copy_rows(to + part_bytes + r * 16, to_step, from + g_low + r * pitch, from_step, copies, left, by_panels ? 1 : ROWS);
+#endif
+                    }
                     from += group_out / VECTOR * layout.panel;
                     to += PER * panel_bytes;
                 }
                 arrive_with_copies(full_g + 8 * to_g.at);
-                to_g.advance(g_slots);
-                of_line += (long long)rows_w * line_pitch;
-                if (i >= span) {
-                    fill_x(of_x, w0);
+                to_g.advance(g_slots, FILLERS / 32);
+                if (next >= span) {
+                    const int of_all = line - first_line + next - span;
+                    to_x.advance(x_slots, of_all - lines_x);
+                    lines_x = of_all;
+                    fill_x(of_x + (next - span) * x_h, w0, lane);
                     arrive_with_copies(full_x + 8 * to_x.at);
-                    to_x.advance(x_slots);
-                    of_x += x_h;
                 }
             }
+            next -= run.length + span;
             line += run.length;
         }
 #else
@@ -259,7 +295,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) weight_gradient_lines(
             if (i >= span) {
                 // Each warp has every fourth line of X.
                 if (++lines_x % (FILLERS / X_FILLERS) == warp) {
-                    fill_x(own_x + of_x, run.strip * STEP * steps);
+                    // What follows from a lane that it knew the compiler would keep, for which there are no registers.
+                    int lane;
+                    asm volatile("mov.u32 %0, %%laneid;" : "=r"(lane));
+                    fill_x(own_x + of_x, run.strip * STEP * steps, lane);
                     owed_x = full_x + 8 * to_x.at;
                 }
                 to_x.advance(x_slots);
@@ -341,19 +380,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) weight_gradient_lines(
 #pragma unroll
     for (int i = 0; i < OWN; i++) {
         const int tap = tap0 + warpgroup * OWN + i < plane ? tap0 + warpgroup * OWN + i : tap0, th = tap / kernel_w, tw = tap - th * kernel_w;
-        const int start = KIND == 0 ? (th % step_h * classes_w + tw % step_w) * panels * panel_bytes + tw / step_w * apart_w * 16
+        const int start = NARROW ? (th % step_h * classes_w + tw % step_w) * panels * panel_bytes + tw / step_w * apart_w * 16
                                     : (th % step_h * kernel_w + tw) * panels * panel_bytes;
         place_of[i] = ((th / step_h * apart_h - low) * g_bytes + start) / 16;
     }
-    const unsigned g_line = g_bytes / 16, g_ring = g_slots * g_line, g_step = KIND == 0 ? 16 : 2 * NC;
+    const unsigned g_line = g_bytes / 16, g_ring = g_slots * g_line, g_step = NARROW ? 16 : 2 * NC;
     // Of 16 bits columns lie in panels, in which what is added up follows row by row; else rows.
-    const unsigned low_word = ring_g >> 4 | (KIND == 0 ? 8 : NC) << 16, high_word = KIND == 0 ? panel_bytes >> 4 : 8;
+    const unsigned low_word = ring_g >> 4 | (NARROW ? 8 : NC) << 16, high_word = NARROW ? panel_bytes >> 4 : 8;
     // Where this thread reads X, and how far the next step and the next 64 channels are.
-    const int by_voxels = KIND == 0 ? (lane % 8 + lane / 16 * 8) * x_pitch + (warp * 16 + lane / 8 % 2 * 8) * 2 : t * x_pitch + (warp * 16 + g) * 4;
+    const int by_voxels = NARROW ? (lane % 8 + lane / 16 * 8) * x_pitch + (warp * 16 + lane / 8 % 2 * 8) * 2 : t * x_pitch + (warp * 16 + g) * 4;
     const int own = last ? by_voxels : (warp * 16 + lane % 8 + lane / 8 % 2 * 8) * x_pitch + lane / 16 * 16;
     const int next_step = last ? STEP * x_pitch : 32, next_slab = last ? 64 * SIZE : 64 * x_pitch;
     float sum[OWN][MI][NC / 2] = {};
-#if KIND == 3
+#if KIND == 3 || KIND == 2
     float product[OWN][MI][NC / 2];
 #endif
     unsigned most = 0;
@@ -378,11 +417,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) weight_gradient_lines(
 #pragma unroll
         for (int i = 0; i < MI; i++) {
             const unsigned at = from + i * next_slab;
-#if KIND == 0
-            if (last)
-                load_transposed(a[0][i], at);
-            else
-                load_matrices(a[0][i], at);
+#if KIND == 0 || KIND == 2
+#pragma unroll
+            for (int part = 0; part < PARTS; part++)
+                if (last)
+                    load_transposed(a[part][i], at + part * x_part);
+                else
+                    load_matrices(a[part][i], at + part * x_part);
 #else
             if (last) {
 #pragma unroll
@@ -394,13 +435,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) weight_gradient_lines(
 #endif
         }
         from += next_step;
-        if (watches) {
+        // Of two fp16 somebody has looked before.
+        if (KIND != 2 && watches) {
 #pragma unroll
             for (int i = 0; i < MI; i++)
 #pragma unroll
                 for (int e = 0; e < 4; e++) most = KIND == 0 ? __vmaxu2(most, a[0][i][e] & 0x7fff7fffu) : max(most, a[0][i][e] & 0x7fffffffu);
         }
-#if KIND != 0
+#if KIND == 1 || KIND == 3
 #pragma unroll
         for (int i = 0; i < MI; i++)
 #pragma unroll
@@ -409,6 +451,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) weight_gradient_lines(
                 if (KIND == 1) a[0][i][e] += 0x1000u;
                 if (KIND == 3) part_tf32(a[0][i][e], a[PARTS - 1][i][e]);
             }
+#endif
+#if KIND == 2
+        unsigned scaled[MI][4];
+#pragma unroll
+        for (int i = 0; i < MI; i++)
+#pragma unroll
+            for (int e = 0; e < 4; e++) scaled[i][e] = by_low(a[0][i][e]);
 #endif
         matrix_fence();
 #pragma unroll
@@ -421,6 +470,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) weight_gradient_lines(
                 multiply(product[i][m], a[1][m], high, !fresh);
                 multiply(product[i][m], a[0][m], low, 1);
                 multiply(product[i][m], a[0][m], high, 1);
+#elif KIND == 2
+                const unsigned long long low = (unsigned long long)high_word << 32 | (b[i] + part_bytes / 16);
+                multiply<1>(product[i][m], a[1][m], high, !fresh);
+                multiply<1>(product[i][m], scaled[m], low, 1);
+                multiply<1>(product[i][m], a[0][m], high, 1);
 #else
                 multiply<KIND == 0>(sum[i][m], a[0][m], high, 1);
 #endif
@@ -430,9 +484,25 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) weight_gradient_lines(
         matrix_commit();
     };
     // A line is given back when instructions of the next one have started, so that there are always some on their way.
-    constexpr bool LATE = KIND == 0;
+    constexpr bool LATE = NARROW;
     // Where registers suffice operands are loaded while the instructions before are on their way.
-    constexpr int BUFFERS = KIND == 0 || KIND == 1 && MI == 1 ? 2 : 1;
+    constexpr int BUFFERS = NARROW || KIND == 1 && MI == 1 ? 2 : 1;
+    [[maybe_unused]] bool fresh = true;
+    [[maybe_unused]] int since = 0;
+    // Of two parts the products so far, to registers that round to nearest.
+    const auto promote = [&]() {
+#if KIND == 3 || KIND == 2
+        matrix_wait<0>();
+#pragma unroll
+        for (int i = 0; i < OWN; i++)
+#pragma unroll
+            for (int m = 0; m < MI; m++)
+#pragma unroll
+                for (int j = 0; j < NC / 2; j++) sum[i][m][j] += product[i][m][j];
+        fresh = true;
+        since = 0;
+#endif
+    };
     unsigned a[BUFFERS][PARTS][MI][4];
 #pragma unroll 1
     for (int line = first_line; line < last_line;) {
@@ -444,7 +514,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) weight_gradient_lines(
         for (int h = 0; h < run.length; h++) {
             await_g();
             barrier_wait(full_x + 8 * of_x.at, of_x.phase);
-#if KIND == 0
+#if KIND == 0 || KIND == 2
             // What copies have written the matrix instructions may read.
             asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
@@ -458,25 +528,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) weight_gradient_lines(
             if (BUFFERS == 2) {
 #pragma unroll 1
                 for (; left > 1; left -= 2) {
-                    step(a[0], from, b, false);
+                    step(a[0], from, b, fresh);
                     matrix_wait<1>();
                     step(a[BUFFERS - 1], from, b, false);
                     matrix_wait<1>();
+                    fresh = false;
                 }
             }
 #pragma unroll 1
             for (; left > 0; left--) {
-                step(a[0], from, b, left == steps);
+                step(a[0], from, b, fresh);
                 matrix_wait<0>();
+                fresh = false;
             }
-#if KIND == 3
-#pragma unroll
-            for (int i = 0; i < OWN; i++)
-#pragma unroll
-                for (int m = 0; m < MI; m++)
-#pragma unroll
-                    for (int j = 0; j < NC / 2; j++) sum[i][m][j] += product[i][m][j];
-#endif
+            since += STEP * steps;
+            if (PARTS == 2 && (KIND == 3 || since >= PROMOTED)) promote();
             if (LATE ? h > 0 : true) {
                 if (!LATE) matrix_wait<0>();
                 if (!LATE) of_x.advance(x_slots);
@@ -497,8 +563,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) weight_gradient_lines(
             if (head == g_ring) head = 0;
         }
     }
+    if (PARTS == 2 && !fresh) promote();
     matrix_wait<0>();
-    if (watches) raise(control, as_float32(Element{}, largest(Element{}, most)));
+    if (KIND != 2 && watches) raise(control, as_float32(Element{}, largest(Element{}, most)));
 
     const int all_in = groups * group_in, taps = kernel_d * plane;
 #pragma unroll

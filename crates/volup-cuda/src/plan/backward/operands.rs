@@ -4,7 +4,7 @@
 use super::super::epilogue::{self, NULL, Sums, kernel, norm_arguments, push_activations};
 use super::super::rows::Rows;
 use super::super::{Argument, Buffer, Step, Workspace, grid, int, push, size, strides};
-use super::{BLOCKS, Backward, LARGEST};
+use super::{ASKED, BLOCKS, Backward, LARGEST};
 use volup::{DType, Precision, Result};
 
 /// Elements of a block of `gradient_rows`.
@@ -39,28 +39,36 @@ impl Backward<'_> {
         let mut arguments = vec![Argument::Pointer(Buffer::GradOutput, 0)];
         arguments.push(Argument::Pointer(Buffer::Workspace, out));
         self.push_bounds(bounding, &mut arguments);
-        arguments.push(Argument::Pointer(Buffer::Workspace, control + LARGEST[1]));
+        let of @ (_, kind) = epilogue::element(self.context);
+        if kind == 1 {
+            let asked = Argument::Pointer(Buffer::Workspace, control + ASKED[0]);
+            arguments.push(if self.context.within { asked } else { NULL });
+        }
+        let word = if kind == 2 { ASKED[0] } else { LARGEST[1] };
+        arguments.push(Argument::Pointer(Buffer::Workspace, control + word));
         arguments.extend([y, mean, rstd, terms, gamma, beta]);
         push(&mut arguments, [channels, epilogue::group_channels(self.context)])?;
         push_activations(self.context, &mut arguments);
         push(&mut arguments, [self.rounded(), *groups, *group_out, *slots])?;
-        let of = epilogue::element(self.context);
-        self.rows_step(of, arguments, axes, channels, strides, self.rows.layout(self.context.operand_bytes()))
+        let mut layout = self.rows.layout(self.context.operand_bytes()).to_vec();
+        layout.extend((kind == 2).then(|| Argument::I64(self.rows.elements() as i64)));
+        self.rows_step(of, arguments, axes, channels, strides, &layout)
     }
 
     /// Whether rows are rounded to tf32, once for all that multiply them.
     fn rounded(&self) -> usize {
         let request = self.context.request;
         let tf32 = request.dtype == DType::F32 && request.precision == Precision::Tf32;
-        usize::from(tf32 && !self.context.scaled)
+        usize::from(tf32 && self.context.halves == 0)
     }
 
     /// Writes the input, of a part and in its format, by rows, which have gaps where those of the gradient have more; returns where
-    /// they are.
+    /// they are. Low parts, so many elements after the high ones, go to the second half of a row.
     pub(super) fn input_rows(
         &self,
         control: u64,
         input: Argument,
+        low: usize,
         workspace: &mut Workspace,
         steps: &mut Vec<Step>,
     ) -> Result<u64> {
@@ -74,16 +82,25 @@ impl Backward<'_> {
         let axes = self.rows.axes.map(|axis| [axis.axis.input, axis.rows, 1, 1, 0, 1]);
         let strides = strides(request.geometry.input_shape(), request.input_format);
         let channels = request.block.conv().in_channels();
-        let mut arguments = vec![input, Argument::Pointer(Buffer::Workspace, out)];
-        arguments.push(Argument::Pointer(Buffer::Workspace, control + LARGEST[0]));
-        arguments.extend([NULL; 6]);
-        push(&mut arguments, [channels, channels, 0, 0])?;
-        arguments.extend([Argument::F64(0.0); 2]);
-        push(&mut arguments, [self.rounded(), 1, channels, self.rows.x_pitch])?;
         let layout = [self.rows.x_pitch, 16 / element].map(|apart| Argument::I64(apart as i64));
-        // What is one fp16 already is what it is.
-        let of = if self.context.scaled { (vec!["f16"], 0) } else { epilogue::element(self.context) };
-        steps.push(self.rows_step(of, arguments, axes, channels, strides, layout)?);
+        for part in 0..self.context.halves.max(1) {
+            // What is fp16 already is what it is.
+            let of = if self.context.halves > 0 { (vec!["f16"], 0) } else { epilogue::element(self.context) };
+            let from = match input {
+                Argument::Pointer(buffer, at) => {
+                    Argument::Pointer(buffer, at + (part * low * element) as u64)
+                }
+                other => other,
+            };
+            let mut arguments = vec![from, Argument::Pointer(Buffer::Workspace, out + 8 * part as u64)];
+            arguments.extend((of.1 == 1).then_some(NULL));
+            arguments.push(Argument::Pointer(Buffer::Workspace, control + LARGEST[0]));
+            arguments.extend([NULL; 6]);
+            push(&mut arguments, [channels, channels, 0, 0])?;
+            arguments.extend([Argument::F64(0.0); 2]);
+            push(&mut arguments, [self.rounded(), 1, channels, self.rows.x_pitch])?;
+            steps.push(self.rows_step(of, arguments, axes, channels, strides, &layout)?);
+        }
         Ok(out)
     }
 
@@ -95,13 +112,13 @@ impl Backward<'_> {
         axes: [[usize; 6]; 3],
         channels: usize,
         strides: [usize; 5],
-        layout: [Argument; 2],
+        layout: &[Argument],
     ) -> Result<Step> {
         let positions: usize = axes.iter().map(|[_, rows, classes, ..]| rows * classes).product();
         int(positions)?;
         push(&mut arguments, axes.into_iter().flatten())?;
         arguments.extend(strides.map(|stride| Argument::I64(stride as i64)));
-        arguments.extend(layout);
+        arguments.extend_from_slice(layout);
         let kernel =
             *self.context.narrowest("gradient_rows", &types, &[("KIND", kind)], "CHANNELS", channels)?;
         let of_block = size(&kernel, "CHANNELS");
@@ -128,7 +145,8 @@ impl Backward<'_> {
         let mut arguments = vec![Argument::Pointer(Buffer::Weight, 0)];
         arguments.push(Argument::Pointer(Buffer::Workspace, weight));
         self.push_bounds(bounding, &mut arguments);
-        arguments.push(Argument::Pointer(Buffer::Workspace, control + LARGEST[2]));
+        let word = if context.halves == 2 { ASKED[1] } else { LARGEST[2] };
+        arguments.push(Argument::Pointer(Buffer::Workspace, control + word));
         push(&mut arguments, [rows.groups, rows.group_in, rows.group_out, rows.slots])?;
         for axis in rows.axes {
             push(&mut arguments, [axis.axis.kernel, axis.classes, axis.step, axis.count])?;

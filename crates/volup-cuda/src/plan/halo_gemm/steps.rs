@@ -26,7 +26,7 @@ impl Halo<'_> {
         let request = context.request;
         let more = if self.along { self.input(context, self.batch).words() } else { 0 };
         let control = pack::control(workspace, more, steps);
-        if self.operand == Operand::Split {
+        if self.operand == Operand::Split && !context.packed {
             pack::largest(context, control, steps)?;
         }
         let (weight, scale) = self.pack_weight(context, control, workspace, steps)?;
@@ -198,6 +198,7 @@ impl Halo<'_> {
         arguments.push(Argument::Pointer(Buffer::Input, 0));
         push(&mut arguments, [count, height, width, self.block, panels.panels])?;
         panels.along(context, self.along.then_some(blocks * self.advance()), &mut arguments)?;
+        arguments.extend(self.operand.unless());
         let (grid, shared) = ([blocks as u32, 1, 1], self.shared as u32);
         // Short ones gain by starting early. Long ones that write parts of sectors, which meet in the cache, were
         // seen to lose more than that.

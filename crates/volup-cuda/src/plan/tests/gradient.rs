@@ -1,10 +1,11 @@
 //! What the kernels of the backward pass do, given their arguments: those that write and read rows. Those that deal with
 //! what follows the convolution are in `epilogue`.
 
-use super::contracts::{bits, raise, scale};
+use super::contracts::{FINITE, LIFT, bits, raise, scale};
 use super::epilogue::{self, Epilogue, check_epilogue, tasks};
 use super::halo::input_scale;
 use super::machine::{Call, Machine, Pointer};
+use super::operand::{halves, is_too_coarse};
 use super::shuffle_gradient;
 use super::weight_gradient;
 use super::weight_gradient_lines;
@@ -22,6 +23,8 @@ pub const INFINITE_AS_TF32: f64 = 0x7f7f_f000_u32 as f64;
 /// Past what positions and tasks are counted to, and rows.
 const OVERFLOW: i64 = 1 << 31;
 const MOST_ROWS: i64 = 1 << 30;
+/// Channels that two fp16 are judged for together.
+const JUDGED: i64 = 8;
 /// Voxels of a piece of `direct_weight_gradient`, and channels of a tile.
 const PIECE: i64 = 1024;
 const TILE: i64 = 16;
@@ -143,6 +146,17 @@ fn samples(call: &Call<'_>) -> i64 {
     call.grid[0] / (tasks(positions, ELEMENTS / width) * tasks(call.int("channels"), width))
 }
 
+/// Elements from a high part to its low one, of a tensor that has both.
+pub fn low(call: &Call<'_>, name: &str) -> i64 {
+    if call.has(name) { call.int(name) } else { 0 }
+}
+
+/// Slots of a row up to the last that `gradient_rows` writes.
+fn written_slots(call: &Call<'_>) -> i64 {
+    let [groups, group_in, slots] = call.ints(["groups", "group_in", "slots"]);
+    (groups - 1) * slots + group_in * of_axes(call, "classes").iter().product::<i64>()
+}
+
 /// The parts of the workspace that a launch may touch, each with its number of elements.
 pub fn extents(call: &Call<'_>) -> Vec<(&'static str, i64)> {
     match call.kernel() {
@@ -150,8 +164,12 @@ pub fn extents(call: &Call<'_>) -> Vec<(&'static str, i64)> {
             let rows = samples(call) * of_axes(call, "rows").iter().product::<i64>();
             let terms = 2 * samples(call) * (call.int("channels") / call.int("group_channels"));
             let layout = RowLayout::new(call, call.pointer("out"));
-            let out = layout.extent(rows, product(call, &["groups", "slots"]));
-            vec![("out", out), ("control", 1), ("terms", terms), ("bounds", call.int("channels"))]
+            let out = low(call, "low") + layout.extent(rows, written_slots(call));
+            let words = [("control", 1), ("unless", 2)];
+            [("out", out), ("terms", terms), ("bounds", call.int("channels"))]
+                .into_iter()
+                .chain(words)
+                .collect()
         }
         "gradient_weight" => {
             let taps: i64 = of_axes(call, "count").iter().product();
@@ -165,6 +183,7 @@ pub fn extents(call: &Call<'_>) -> Vec<(&'static str, i64)> {
             let words = if call.size("KIND") == 5 { 5 } else { 2 };
             let mut found = vec![("control", words), ("rows", extent)];
             found.push(("bounds", product(call, &["groups", "group_out"])));
+            found.push(("largest", product(call, &["groups", "group_in"])));
             if call.has("partial") {
                 let pairs = product(call, &["groups", "group_in", "group_out", "splits"]);
                 found.push(("partial", pairs * product(call, &["d_kernel", "h_kernel", "w_kernel"])));
@@ -180,11 +199,16 @@ pub fn extents(call: &Call<'_>) -> Vec<(&'static str, i64)> {
             if call.has("bounds") {
                 let parts = call.int("splits") / call.int("part_splits");
                 let own = call.int("in_channels") / call.int("group_in") * call.int("group_out");
-                found.extend([("bounds", (parts - 1) * call.int("part_bounds") + own), ("control", 5)]);
+                let words = if call.size("KIND") == 2 { call.int("in_channels") } else { 5 };
+                found.extend([("bounds", (parts - 1) * call.int("part_bounds") + own), ("control", words)]);
             }
             found
         }
-        "half_input" => vec![("out", call.int("count")), ("control", 5)],
+        "half_input" => {
+            let channels = if call.has("channels") { call.int("channels") } else { 0 };
+            vec![("out", low(call, "low") + call.int("count")), ("control", 5), ("largest", channels)]
+        }
+        "channel_largest" => vec![("largest", call.int("channels")), ("control", 1), ("asked", 1)],
         _ => epilogue::extents(call),
     }
 }
@@ -239,6 +263,18 @@ pub fn check(call: &Call<'_>) {
         }
         "half_input" => {
             assert!(["x", "out"].iter().all(|name| call.pointer(name).at.is_multiple_of(16)), "{what}");
+            if call.has("low") {
+                let [count, low, inner, channels] = call.ints(["count", "low", "inner", "channels"]);
+                // Whole samples, and low parts where vectors of them start.
+                assert!(count % (inner * channels) == 0 && count < OVERFLOW, "{what}");
+                assert!(low >= count && low % 8 == 0, "{what}");
+            }
+        }
+        "channel_largest" => {
+            let [volume, channels, last] = call.ints(["volume", "channels", "last"]);
+            assert!(volume > 0 && channels > 0 && [0, 1].contains(&last), "{what}");
+            let of_sample = channel_blocks(call) * call.int("chunks");
+            assert!(call.int("chunks") > 0 && blocks % of_sample == 0, "{blocks} of {what}");
         }
         _ => epilogue::check(call),
     }
@@ -256,12 +292,18 @@ fn check_rows(call: &Call<'_>) {
     assert!(samples(call) > 0 && samples(call) * rows.iter().product::<i64>() < MOST_ROWS, "{what}");
     assert!(groups * group_in == channels && size.iter().all(|&size| size > 0), "{what}");
     assert!(slots >= group_in * classes.iter().product::<i64>(), "{what}");
-    // Neighbouring channels are written by vectors, which the next kernels read rows by.
+    // Neighbouring channels are written by vectors, which the next kernels read rows by; others one by one, also to a half of a vector.
     let vector = 16 / out.width as i64;
-    assert!(out.at.is_multiple_of(16) && groups * slots % vector == 0, "{what}");
-    assert!(group_in % vector > 0 || slots % vector == 0, "{what}");
+    assert!(groups * slots % vector == 0, "{what}");
+    assert!(group_in % vector > 0 || slots % vector == 0 && out.at.is_multiple_of(16), "{what}");
     RowLayout::new(call, out).check(samples(call) * rows.iter().product::<i64>(), groups * slots, what);
     assert!([0, 1].contains(&round) && (round == 0 || call.size("KIND") == 1), "{what}");
+    if call.has("low") {
+        let (layout, rows) = (RowLayout::new(call, out), samples(call) * rows.iter().product::<i64>());
+        let apart = call.int("low");
+        assert!(apart >= layout.extent(rows, groups * slots) && apart % vector == 0, "{what}");
+        assert!(group_in % vector == 0 && vector == JUDGED, "{what}");
+    }
     assert!(call.given("terms").is_some() == call.given("mean").is_some(), "{what}");
     check_epilogue(call);
 }
@@ -280,6 +322,7 @@ pub fn run(call: &Call<'_>, machine: &mut Machine) {
         "weight_gradient_narrow" => weight_gradient_narrow::run(call, machine),
         "weight_gradient_sum" => sum(call, machine),
         "half_input" => half_input(call, machine),
+        "channel_largest" => channel_largest(call, machine),
         _ => epilogue::run(call, machine),
     }
 }
@@ -290,23 +333,69 @@ fn row_scale(call: &Call<'_>, machine: &Machine, channel: i64) -> f64 {
     bounds.map_or(1.0, |bounds| scale(bits(machine.read(bounds, channel))).min(100f64.exp2()))
 }
 
-/// What the input is scaled by of kernels that know; 1 where nothing is.
-fn input_scaled_by(call: &Call<'_>, machine: &Machine) -> f64 {
-    if call.size("KIND") == 5 { input_scale(call, machine) } else { 1.0 }
+/// What a channel of the input is scaled by of kernels that know; 1 where nothing is.
+fn input_scaled_by(call: &Call<'_>, machine: &Machine, channel: i64) -> f64 {
+    match call.size("KIND") {
+        5 => input_scale(call, machine),
+        2 => {
+            let largest = call.pointer(if call.has("largest") { "largest" } else { "control" });
+            let largest = machine.read(largest, channel);
+            if largest < bits(f64::INFINITY) { scale(largest) } else { 1.0 }
+        }
+        _ => 1.0,
+    }
 }
 
 /// The input, scaled.
 fn half_input(call: &Call<'_>, machine: &mut Machine) {
-    let ([x, out], by) = (["x", "out"].map(|name| call.pointer(name)), input_scaled_by(call, machine));
+    let [x, out] = ["x", "out"].map(|name| call.pointer(name));
     for at in 0..call.int("count") {
-        let value = machine.read(x, at) * by;
-        machine.write(out, at, value);
+        if !call.has("low") {
+            let value = machine.read(x, at) * input_scaled_by(call, machine, 0);
+            machine.write(out, at, value);
+            continue;
+        }
+        let [low, inner, channels] = call.ints(["low", "inner", "channels"]);
+        let value = machine.read(x, at) * input_scaled_by(call, machine, at / inner % channels);
+        let parts = halves(value, 1.0);
+        (0..).zip(parts).for_each(|(part, value)| machine.write(out, part * low + at, value));
+    }
+}
+
+/// Blocks of `channel_largest` that a chunk of a sample has.
+fn channel_blocks(call: &Call<'_>) -> i64 {
+    let channels = call.int("channels");
+    if call.int("last") == 1 { tasks(channels, THREADS) } else { channels }
+}
+
+/// The largest magnitude of each channel, and of all.
+fn channel_largest(call: &Call<'_>, machine: &mut Machine) {
+    let [volume, channels, chunks, last] = call.ints(["volume", "channels", "chunks", "last"]);
+    let [x, largest, control, asked] = ["x", "largest", "control", "asked"].map(|name| call.pointer(name));
+    let (blocks, each) = (channel_blocks(call), tasks(tasks(volume, chunks), 4) * 4);
+    for block in 0..call.grid[0] {
+        let (chunk, rest) = (block % chunks, block / chunks);
+        let (n, of_channels) = (rest / blocks, rest % blocks);
+        let own = if last == 1 { THREADS } else { 1 };
+        for c in of_channels * own..channels.min((of_channels + 1) * own) {
+            let voxels = (chunk * each).min(volume)..((chunk + 1) * each).min(volume);
+            let at = |voxel| {
+                n * volume * channels + if last == 1 { voxel * channels + c } else { c * volume + voxel }
+            };
+            let most = voxels.map(|voxel| bits(machine.read(x, at(voxel)))).fold(0.0, f64::max);
+            for (word, at) in [(largest, c), (control, 0), (asked, 0)] {
+                machine.update(word, at, |before| before.max(most));
+            }
+        }
     }
 }
 
 /// A tensor by rows, each with the slots of every group: of a class and a channel the element at `s*i - p + j*d`, or the
 /// gradient that follows from it.
 fn rows(call: &Call<'_>, machine: &mut Machine) {
+    if stands(call, machine, "unless") {
+        return;
+    }
     let [groups, group_in] = call.ints(["groups", "group_in"]);
     let [size, counts, classes, stride, padding, dilation] =
         ["size", "rows", "classes", "stride", "padding", "dilation"].map(|name| of_axes(call, name));
@@ -322,6 +411,7 @@ fn rows(call: &Call<'_>, machine: &mut Machine) {
             let o = [0, 1, 2].map(|a| stride[a] * i[a] - padding[a] + j[a] * dilation[a]);
             let inside = (0..3).all(|a| (0..size[a]).contains(&o[a]));
             let from = sample * x_n + (0..3).map(|a| o[a] * strides[a]).sum::<i64>();
+            let mut of_vector = 0.0;
             for c in 0..groups * group_in {
                 let mut value = if inside { machine.read(x, from + c * x_c) } else { 0.0 };
                 if let Some(y) = y.filter(|_| inside) {
@@ -329,8 +419,19 @@ fn rows(call: &Call<'_>, machine: &mut Machine) {
                     value = epilogue.gradient(machine, [sample, c], terms, [y, value]);
                 }
                 value *= row_scale(call, machine, c);
-                most = bits(value).max(most);
-                machine.write(out, steps.at(line, [c / group_in, class, c % group_in]), value);
+                let to = steps.at(line, [c / group_in, class, c % group_in]);
+                if call.has("low") {
+                    let [high, low] = halves(value, LIFT);
+                    machine.write(out, to, high);
+                    machine.write(out, call.int("low") + to, low);
+                    of_vector = bits(value).max(if c % JUDGED == 0 { 0.0 } else { of_vector });
+                    if c % JUDGED == JUDGED - 1 && is_too_coarse(of_vector) {
+                        most = FINITE + 1.0;
+                    }
+                } else {
+                    most = bits(value).max(most);
+                    machine.write(out, to, value);
+                }
             }
         }
     }
@@ -366,13 +467,31 @@ fn weight(call: &Call<'_>, machine: &mut Machine) {
         most = bits(value).max(most);
         machine.write(out, at, value);
     }
+    if call.variant.param("KIND") == Some(2) {
+        let all = groups * group_in * group_out * kernel.iter().product::<i64>();
+        most = (0..all).fold(most, |most, at| most.max(bits(machine.read(w, at))));
+        // Of channels that are not zero throughout what they are scaled by.
+        let bounds = call.pointer("bounds");
+        let of_group = |group: i64| -> Vec<f64> {
+            let channels =
+                (group * group_out..(group + 1) * group_out).filter(|&c| machine.read(bounds, c) != 0.0);
+            channels.map(|c| row_scale(call, machine, c)).collect()
+        };
+        let apart = |of: Vec<f64>| {
+            of.iter().copied().fold(0.0, f64::max) / of.iter().copied().fold(f64::INFINITY, f64::min)
+        };
+        if (0..groups).any(|group| apart(of_group(group)) > 0.5f64.powi(-24)) {
+            most = bits(f64::INFINITY);
+        }
+    }
     raise(call, machine, 0, most);
 }
 
-/// Whether the result of another kernel stands, which multiplied numbers that are all finite, also as tf32.
-pub fn stands(call: &Call<'_>, machine: &Machine) -> bool {
-    call.given("control")
-        .is_some_and(|control| (0..2).all(|word| machine.read(control, word) < INFINITE_AS_TF32))
+/// Whether the result of another kernel stands, which multiplied numbers that are all finite, also as tf32, or that two fp16 do for:
+/// as words of this name say, if there are such.
+pub fn stands(call: &Call<'_>, machine: &Machine, words: &str) -> bool {
+    let words = if call.has(words) { call.given(words) } else { None };
+    words.is_some_and(|words| (0..2).all(|word| machine.read(words, word) < INFINITE_AS_TF32))
 }
 
 /// Of each tap that reads something for a voxel: which tap it is, its class and the row.
@@ -394,7 +513,7 @@ fn reads(axes: &[TapAxis; 3], sample: i64, i: [i64; 3]) -> Vec<[i64; 3]> {
 
 /// The gradient of the input by its definition, unless another's stands.
 fn direct_input(call: &Call<'_>, machine: &mut Machine) {
-    if stands(call, machine) {
+    if stands(call, machine, "control") {
         return;
     }
     let axes = TapAxis::all(call);
@@ -423,7 +542,7 @@ fn direct_input(call: &Call<'_>, machine: &mut Machine) {
 
 /// The gradient of the weight by its definition, unless another's stands: of the voxels every `splits`-th piece.
 fn direct_weight(call: &Call<'_>, machine: &mut Machine) {
-    if stands(call, machine) {
+    if stands(call, machine, "control") {
         return;
     }
     let axes = TapAxis::all(call);
@@ -435,18 +554,21 @@ fn direct_weight(call: &Call<'_>, machine: &mut Machine) {
     let taps: i64 = axes.iter().map(|axis| axis.kernel).product();
     let channels = groups * group_in;
     let mut sums = vec![0.0; (splits * taps * channels * group_out) as usize];
-    let by = input_scaled_by(call, machine);
+    let by: Vec<f64> = (0..channels).map(|ci| input_scaled_by(call, machine, ci)).collect();
     let voxels = (0..n).flat_map(|n| every(axes.each_ref().map(|axis| axis.input)).map(move |i| (n, i)));
     for (voxel, (sample, i)) in (0..).zip(voxels) {
         let split = voxel / PIECE % splits;
         let from = sample * x_n + i[0] * x_d + i[1] * x_h + i[2] * x_w;
-        let of_x: Vec<f64> = (0..channels).map(|ci| by * machine.read(x, from + ci * x_c)).collect();
+        let of_x =
+            by.iter().zip(0..).map(|(by, ci)| by * machine.read(x, from + ci * x_c)).collect::<Vec<_>>();
         for [t, class, row] in reads(&axes, sample, i) {
             for (ci, x) in (0..).zip(&of_x) {
                 let first = ((split * taps + t) * channels + ci) * group_out;
                 for co in 0..group_out {
-                    let dy = machine.read(rows, steps.at(row, [ci / group_in, class, co]));
-                    sums[(first + co) as usize] += x * dy;
+                    let group = ci / group_in;
+                    let dy = machine.read(rows, steps.at(row, [group, class, co]));
+                    // Rows that this has bounds of are not scaled yet.
+                    sums[(first + co) as usize] += x * dy * row_scale(call, machine, group * group_out + co);
                 }
             }
         }
@@ -467,7 +589,7 @@ fn sum(call: &Call<'_>, machine: &mut Machine) {
             let [group_in, part_splits, part_bounds] = call.ints(["group_in", "part_splits", "part_bounds"]);
             let channel = pair / group_out / group_in * group_out + pair % group_out;
             let channel = split / part_splits * part_bounds + channel;
-            of_part / row_scale(call, machine, channel) / input_scaled_by(call, machine)
+            of_part / row_scale(call, machine, channel) / input_scaled_by(call, machine, pair / group_out)
         };
         let sum = (0..splits).map(part).sum();
         machine.write(dw, pair * taps + t, sum);
@@ -482,6 +604,7 @@ pub fn features(call: &Call<'_>, machine: &Machine) -> Vec<&'static str> {
             let classes: i64 = of_axes(call, "classes").iter().product();
             let vector = 16 / call.pointer("out").width as i64;
             let gradient = call.pointer("x").buffer == Buffer::GradOutput;
+            let wide = call.has("unless") && call.given("unless").is_some();
             vec![
                 ("blocks of channels of rows", channels > call.size("CHANNELS")),
                 ("channels of rows one by one", group_in % vector > 0),
@@ -490,6 +613,7 @@ pub fn features(call: &Call<'_>, machine: &Machine) -> Vec<&'static str> {
                 ("panels of rows", call.int("row") == vector && groups * slots > vector),
                 ("rows of channels last", call.int("x_c") == 1),
                 ("rows that are rounded", call.int("round") == 1),
+                ("rows that two fp16 are too coarse for", wide && !stands(call, machine, "unless")),
                 ("slots past the last class", gradient && slots > classes * group_in),
                 ("rows of a bare convolution", gradient && call.given("y").is_none()),
             ]
@@ -500,7 +624,7 @@ pub fn features(call: &Call<'_>, machine: &Machine) -> Vec<&'static str> {
         "weight_gradient_narrow" => weight_gradient_narrow::features(call),
         "direct_input_gradient" | "direct_weight_gradient" => {
             let input = call.kernel() == "direct_input_gradient";
-            let done = !stands(call, machine);
+            let done = !stands(call, machine, "control");
             vec![
                 ("the input by the definition", done && input),
                 ("the weight by the definition", done && !input),

@@ -3,8 +3,10 @@
 use super::contracts::{
     COARSE, FINITE, LIFT, Taps, activate, biased, bits, column_is, put_parts, raise, scale,
 };
+use super::gradient::stands;
 use super::machine::{Call, Machine, Pointer};
-use super::operand::{is_out_of_range, split};
+use super::operand::{halves, is_out_of_range, split};
+use crate::plan::Buffer;
 
 /// What a block may have of a multiprocessor's shared memory, by how many blocks share it.
 const SHARED: [i64; 2] = [232_448, 115_712];
@@ -25,10 +27,12 @@ fn scaled(call: &Call<'_>) -> bool {
     matches!(call.size("KIND"), 2 | 5)
 }
 
-/// What the input is scaled by: one fp16 is by what some of it has shown, if that is not zero.
+/// What the input is scaled by: one fp16 is by what some of it has shown, if that is not zero; two that somebody else has packed, of which
+/// nobody has looked for the largest magnitude, are already.
 pub fn input_scale(call: &Call<'_>, machine: &Machine) -> f64 {
     let word = |at| machine.read(call.pointer("control"), at);
     match call.size("KIND") {
+        2 if word(0) == 0.0 => 1.0,
         2 => scale(word(0)),
         _ if word(4) == 0.0 => 1.0,
         _ => scale(word(4) + 0x0200_0000_u32 as f64),
@@ -55,11 +59,16 @@ fn is_coarse(call: &Call<'_>, most: f64) -> bool {
 fn put_operand(call: &Call<'_>, machine: &mut Machine, to: [(Pointer, i64); 2], values: &[f64]) -> f64 {
     for (e, &value) in (0..).zip(values) {
         let [high, low] = to.map(|(out, at)| (out, at + e));
-        if call.size("KIND") != 3 {
-            put_parts(machine, [high, low], parts(call) == 2, value);
-            continue;
-        }
-        for ((out, at), value) in [high, low].into_iter().zip(split(2, value)) {
+        let parts = match call.size("KIND") {
+            3 => split(2, value),
+            // What is multiplied by two fp16 that are rounded is, too.
+            2 if call.has("w") && call.pointer("w").buffer == Buffer::Workspace => halves(value, LIFT),
+            kind => {
+                put_parts(machine, [high, low], kind == 2, value);
+                continue;
+            }
+        };
+        for ((out, at), value) in [high, low].into_iter().zip(parts) {
             machine.write(out, at, value);
         }
     }
@@ -74,7 +83,7 @@ pub fn extents(call: &Call<'_>) -> Vec<(&'static str, i64)> {
     match call.kernel() {
         "halo_pack_input" => {
             let pieces = parts(call) * product(&["slices", "panels", "a_rows"]);
-            vec![("out", pieces * elements(call.pointer("out")))]
+            vec![("out", pieces * elements(call.pointer("out"))), ("unless", 2)]
         }
         "halo_pack_weight" => {
             let columns = call.grid[2] * product(&["blocks", "columns"]);
@@ -90,7 +99,8 @@ pub fn extents(call: &Call<'_>) -> Vec<(&'static str, i64)> {
             let scales = columns / of_tap(call)[0];
             let control = ("control", 10 + call.int("pieces"));
             let control = if call.int("ahead") > 0 { control } else { ("control", 5) };
-            vec![("a", a * e), ("b", parts(call) * columns * taps * e), control, ("scale_w", scales)]
+            let b = parts(call) * columns * taps * e;
+            vec![("a", a * e), ("b", b), control, ("scale_w", scales), ("unless", 2)]
         }
     }
 }
@@ -103,6 +113,9 @@ fn of_tap(call: &Call<'_>) -> [i64; 2] {
 
 /// Does what a launch does.
 pub fn run(call: &Call<'_>, machine: &mut Machine) {
+    if stands(call, machine, "unless") {
+        return;
+    }
     match call.kernel() {
         "halo_pack_input" => pack_input(call, machine),
         "halo_pack_weight" => pack_weight(call, machine),
@@ -411,8 +424,11 @@ fn stage(
     assert!(from >= 0 && from + rows <= a_rows, "rows {from} to {} of {a_rows}", from + rows);
     let pieces =
         (first..first + panels).flat_map(|panel| (from..from + rows).map(move |row| panel * a_rows + row));
+    // What somebody else has packed leaves these as they were before.
+    let x = call.pointer("x");
+    let packed = (x.buffer, x.at) == (a.buffer, a.at);
     let read = |piece: i64, at| {
-        let past = piece % a_rows >= filled && !machine.is_written(a, at);
+        let past = packed && piece % a_rows >= filled;
         if past { f64::NAN } else { machine.read(a, at) }
     };
     pieces.flat_map(|piece| (piece * e..(piece + 1) * e).map(move |at| read(piece, at))).collect()

@@ -12,7 +12,7 @@ const CELL: usize = 2;
 /// The width of cells that were cleared: zeros of any type.
 const CLEARED: usize = usize::MAX;
 /// How many buffers there are.
-pub const BUFFERS: usize = Buffer::Workspace as usize + 1;
+pub const BUFFERS: usize = Buffer::Unless as usize + 1;
 
 /// What the bytes from an address on hold: a value that is not rounded, of a type so wide.
 #[derive(Clone, Copy)]
@@ -132,14 +132,6 @@ impl Machine {
         assert!(inside, "{}: element {index} of {pointer:?} is out of bounds", self.doing);
         assert!((start as usize).is_multiple_of(width), "{}: {pointer:?} is not aligned", self.doing);
         start as usize / CELL
-    }
-
-    /// Whether an element has been written, or cleared.
-    pub fn is_written(&self, pointer: Pointer, index: i64) -> bool {
-        if let Some(bytes) = &self.compiled {
-            return bytes.read(pointer, index).is_ok();
-        }
-        self.buffers[pointer.buffer as usize][self.cell(pointer, index)].width != 0
     }
 
     /// An element.
@@ -291,7 +283,10 @@ impl<'a> Call<'a> {
 
     /// An address, unless nothing is at it.
     pub fn given(&self, name: &str) -> Option<Pointer> {
-        let null = matches!(self.argument(name), (Argument::I64(0), of) if of.starts_with("*mut "));
+        let null = match self.argument(name) {
+            (Argument::I64(0), of) => of.starts_with("*mut "),
+            (argument, _) => matches!(argument, Argument::Pointer(Buffer::Unless, _)),
+        };
         (!null).then(|| self.pointer(name))
     }
 

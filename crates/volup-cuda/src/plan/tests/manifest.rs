@@ -9,10 +9,11 @@ use std::sync::OnceLock;
 const VARIANTS: &str = include_str!("../../../../volup-kernels/variants.toml");
 
 /// The kernels' files by family; those in CUDA C++ by kernel.
-const SOURCES: [(&str, &str); 36] = [
+const SOURCES: [(&str, &str); 37] = [
     ("block_output", include_str!("../../../../volup-kernels/src/cuda/block_output.cu")),
     ("box_gemm", include_str!("../../../../volup-kernels/src/cuda/box_gemm.cu")),
     ("box_pack_weight", include_str!("../../../../volup-kernels/src/cuda/box_pack_weight.cu")),
+    ("channel_largest", include_str!("../../../../volup-kernels/src/cuda/channel_largest.cu")),
     ("channel_statistics", include_str!("../../../../volup-kernels/src/cuda/channel_statistics.cu")),
     ("direct", include_str!("../../../../volup-kernels/src/direct.rs")),
     ("direct_input_gradient", include_str!("../../../../volup-kernels/src/cuda/direct_input_gradient.cu")),
@@ -152,27 +153,11 @@ fn declared(variant: &Variant) -> Signature {
 fn declared_in_cuda(variant: &Variant, source: &'static str) -> Signature {
     let kind = variant.param("KIND").expect("a kind of numbers");
     let [short, counts] = ["SHORT", "COUNTS"].map(|name| variant.param(name).is_some());
-    let (_, rest) = source.split_once("extern \"C\" __global__").expect("a kernel");
+    let compiled = compiled(variant, source);
+    let (_, rest) = compiled.split_once("extern \"C\" __global__").expect("a kernel");
     let (_, rest) = rest.split_once(&format!(" {}(", variant.entry)).expect("the file has the kernel");
     let (list, _) = rest.split_once(") {").expect("parameters end");
     let list = expanded(list);
-    let (mut kept, mut keep) = (Vec::new(), true);
-    for line in list.lines() {
-        keep = match line.split_once(' ') {
-            Some(("#if", "SCALED")) => kind == 2 || kind == 5,
-            Some(("#if", "KIND == 5")) => kind == 5,
-            Some(("#if", "PARTED")) => kind == 2 || kind == 3,
-            Some(("#ifdef", "SHORT")) => short,
-            Some(("#ifdef", "COUNTS")) => counts,
-            Some(("#ifdef", "TAPS")) => variant.param("TAPS").is_some(),
-            _ if line == "#else" => !keep,
-            _ if line == "#endif" => true,
-            _ => {
-                kept.extend(if keep { line.split(',').map(str::trim).collect() } else { vec![] });
-                keep
-            }
-        };
-    }
     let element = ["*mut T", "*mut f32", "*mut f32", "*mut f32", "*mut f64", "*mut f32"][kind as usize];
     let sum = if kind == 4 { "*mut f64" } else { "*mut f32" };
     let packed = if kind == 2 || kind == 5 { "*mut f16" } else { element };
@@ -187,13 +172,10 @@ fn declared_in_cuda(variant: &Variant, source: &'static str) -> Signature {
             "Element" => element,
             "Half" => "*mut f16",
             // What gradients are multiplied as.
-            "Row" | "Stored" => {
-                if kind == 5 {
-                    "*mut f16"
-                } else {
-                    element
-                }
-            }
+            "Row" if kind == 5 => "*mut f16",
+            "Stored" if kind == 2 || kind == 5 => "*mut f16",
+            "Operand" if kind == 2 => "*mut f16",
+            "Row" | "Stored" | "Operand" => element,
             "Sum" => sum,
             "float" => "*mut f32",
             "unsigned" => "*mut i32",
@@ -201,7 +183,8 @@ fn declared_in_cuda(variant: &Variant, source: &'static str) -> Signature {
         };
         (name, of)
     };
-    let parameters = kept.into_iter().filter(|text| !text.is_empty()).map(parameter).collect();
+    let list = list.split(['\n', ',']).map(str::trim).filter(|text| !text.is_empty());
+    let parameters = list.map(parameter).collect();
     let types = if kind == 0 { vec!["T"] } else { vec![] };
     // What the file asks for by `#error`.
     let sizes = match variant.entry {
@@ -233,8 +216,44 @@ fn declared_in_cuda(variant: &Variant, source: &'static str) -> Signature {
     Signature { types, sizes, parameters }
 }
 
+/// The lines of a file that are compiled for a variant, and those under what this does not know, with what they are under.
+fn compiled(variant: &Variant, source: &str) -> String {
+    let kind = variant.param("KIND").expect("a kind of numbers");
+    let holds = |condition: &str| match condition {
+        "SCALED" => Some(kind == 2 || kind == 5),
+        "PARTED" => Some(kind == 2 || kind == 3),
+        "SHORT" | "COUNTS" | "TAPS" => Some(variant.param(condition).is_some()),
+        _ => condition.strip_prefix("KIND == ")?.parse().ok().map(|known: i64| kind == known),
+    };
+    // Of each condition that a line is under, whether it is kept; whether it or one before it was; whether this is known.
+    let (mut under, mut kept): (Vec<[bool; 3]>, String) = Default::default();
+    for line in source.lines() {
+        let (directive, condition) = line.split_once(' ').unwrap_or((line, ""));
+        match directive {
+            "#if" | "#ifdef" | "#ifndef" => {
+                let holds = holds(condition).filter(|_| directive != "#ifndef");
+                under.push([holds.unwrap_or(true), holds.unwrap_or(true), holds.is_some()]);
+            }
+            "#elif" | "#else" => {
+                let [is, was, known] = under.last_mut().expect("a condition before");
+                let own = if directive == "#else" { Some(true) } else { holds(condition) };
+                *known &= own.is_some();
+                *is = !*known || !*was && own == Some(true);
+                *was |= *is;
+            }
+            "#endif" => drop(under.pop()),
+            _ => {}
+        }
+        let known = under.last().is_none_or(|[.., known]| *known);
+        if under.iter().all(|[is, ..]| *is) && !(known && line.starts_with('#')) {
+            kept.extend([line, "\n"]);
+        }
+    }
+    kept
+}
+
 /// A list of parameters with what stands for those of an axis written out.
-fn expanded(list: &'static str) -> &'static str {
+fn expanded(list: &str) -> &'static str {
     let (_, rest) = TAPS.split_once("#define TAP_AXIS(a) ").expect("the parameters of an axis");
     let of_axis = rest.lines().next().expect("a line");
     let axes = ["d", "h", "w"].into_iter().filter(|axis| list.contains(&format!("TAP_AXIS({axis})")));

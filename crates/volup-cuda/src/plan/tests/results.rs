@@ -472,11 +472,12 @@ pub fn unnoticed(
         for step in &mut plan.steps {
             let Some(call) = Call::new(step) else { continue };
             let at = call.signature.parameters.iter().position(|(other, _)| *other == name);
-            let at = at.filter(|_| call.kernel().starts_with(kernel));
-            if let (Some(at), Step::Launch { arguments, .. }) = (at, step) {
+            let is_it = call.kernel().starts_with(kernel) || call.variant.name.starts_with(kernel);
+            if let (Some(at), Step::Launch { arguments, .. }) = (at.filter(|_| is_it), step) {
                 match &mut arguments[at] {
                     Argument::I32(value) => *value += 1,
                     Argument::I64(value) => *value += 1,
+                    Argument::Pointer(Buffer::Workspace, at) => *at += 4,
                     _ => continue,
                 }
                 changed = true;

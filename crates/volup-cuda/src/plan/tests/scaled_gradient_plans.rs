@@ -1,4 +1,4 @@
-//! Plans of gradients in tf32 whose operands are scaled to one fp16, run by the kernels' contracts, against the reference.
+//! Plans of gradients whose operands are scaled to fp16, one in tf32 and two in `ieee`, run by the kernels' contracts, against the reference.
 
 use super::FORMATS;
 use super::manifest::{devices, variants_for};
@@ -22,12 +22,12 @@ const CASES: [(&str, &str); 6] = [
 ];
 
 /// Tasks of a case, each with its scaled plans, in both formats.
-fn plans(example: &Example, variants: &[&Variant]) -> Vec<(Request, Plan)> {
+fn plans(example: &Example, precision: Precision, variants: &[&Variant]) -> Vec<(Request, Plan)> {
     let [_, hopper, _] = devices();
     let mut all = Vec::new();
     for task in [Task::Backward(BOTH), Task::Recompute(BOTH)] {
         for format in FORMATS {
-            let request = example.request(task, Precision::Tf32, [format, format]);
+            let request = example.request(task, precision, [format, format]);
             let plans = scaled(&request, &hopper, variants);
             all.extend(plans.into_iter().map(|plan| (request, plan)));
         }
@@ -44,17 +44,21 @@ fn scaled_gradients_are_those_of_the_definition() {
     for (line, why) in CASES {
         let case = Case::parse("scaled", line, why).expect("a valid case");
         let example = Example::new(&case, DType::F32, |_| {});
-        let plans = plans(&example, &variants);
-        assert!(!plans.is_empty(), "{case}");
-        for (request, plan) in &plans {
-            println!("{case}; {:?}, {}; {plan}", request.task, request.input_format);
-            found.extend(example.check_backward(plan, request));
+        for precision in Precision::ALL {
+            let plans = plans(&example, precision, &variants);
+            assert!(!plans.is_empty(), "{case}, {precision}");
+            for (request, plan) in &plans {
+                println!("{case}; {:?}, {}; {plan}", request.task, request.input_format);
+                found.extend(example.check_backward(plan, request));
+            }
         }
     }
     let kernels: Vec<_> = found.into_iter().filter(|what| what.starts_with("weight_gradient")).collect();
     let expected = [
+        "weight_gradient_lines_2x1x32",
         "weight_gradient_lines_f16_0x1x64",
         "weight_gradient_lines_f16_0x2x32",
+        "weight_gradient_narrow_2x3",
         "weight_gradient_narrow_f16_0x3",
     ];
     assert_eq!(kernels, expected);
@@ -76,10 +80,9 @@ fn scales_follow_the_magnitudes_of_channels() {
                 *g *= 2f64.powi(exponent - (at / voxels % 32) as i32);
             }
         });
-        let plans = plans(&example, &variants);
-        assert!(!plans.is_empty(), "{case}");
-        for (request, plan) in &plans {
-            example.check_backward(plan, request);
+        let plans = Precision::ALL.into_iter().flat_map(|precision| plans(&example, precision, &variants));
+        for (request, plan) in plans {
+            example.check_backward(&plan, &request);
         }
     }
 }
@@ -98,7 +101,7 @@ fn a_wrong_argument_of_what_is_scaled_shows() {
     let line = "n 4, 2x3x8, 16>16, k 3, s 2, p 1, op 1, g 2, relu, gn 4";
     let case = Case::parse("scaled", line, "parts of their own bounds, groups").expect("a valid case");
     let example = Example::new(&case, DType::F32, |_| {});
-    let plans = plans(&example, &variants);
+    let plans = plans(&example, Precision::Tf32, &variants);
     let (request, plan) =
         plans.iter().rfind(|(request, _)| request.task == Task::Recompute(BOTH)).expect("a plan in parts");
     let shown = unnoticed(plan, &ARGUMENTS, |plan| {

@@ -1,10 +1,10 @@
 //! What `shuffle_gradient` does, given its arguments.
 
-use super::contracts::bits;
+use super::contracts::{FINITE, LIFT, bits, raise, scale};
 use super::epilogue::{Epilogue, check_epilogue, tasks};
-use super::gradient::INFINITE_AS_TF32;
+use super::gradient::{INFINITE_AS_TF32, stands};
 use super::machine::{Call, Machine};
-use super::operand::split;
+use super::operand::{by_low, halves, is_too_coarse, split};
 
 /// The most shared memory that a block may have.
 const MOST_SHARED: i64 = 232_448;
@@ -12,6 +12,8 @@ const THREADS: i64 = 512;
 /// Channels of the input of a tile, and bytes of a tile of one tensor.
 const CHANNELS: i64 = 64;
 const TILE: i64 = 32_768;
+/// The exponents of float32 that two fp16 are scaled from: of the weight, and of x, of which there are sums of many.
+const SCALED: [std::ops::Range<i64>; 2] = [21..255, 21..207];
 /// Past what 32 bits count.
 const OVERFLOW: i64 = 1 << 31;
 
@@ -52,7 +54,7 @@ impl Layout {
             vector: 16 / size,
             of_tile,
             positions: TILE / (size * of_tile),
-            shares: if kind == 3 { 1 } else { 256 / of_tile },
+            shares: if kind == 3 { call.int("shares") } else { 256 / of_tile },
             in_channels,
             out_channels,
             d_stride,
@@ -104,6 +106,7 @@ impl Layout {
         let products = match kind {
             0 => positions / 8 * (32 * (of_tile + 1) + 2080) + 128 * of_tile,
             1 => positions / 4 * (16 * (of_tile + 1) + 2080) + 32_768 + 256 * of_tile,
+            2 => positions * (8 * of_tile + 658) + 320 * of_tile - 7_680,
             _ => 4 * ((of_tile + 128) * (positions + 8) + 64 * (of_tile + 4)),
         };
         65_536 + 20 * of_tile + products
@@ -115,6 +118,18 @@ impl Layout {
         let products = if kind == 3 {
             let (pitch, of_w) = (positions + 8, of_tile + 4);
             size * (of_tile * pitch + 2 * CHANNELS * pitch + CHANNELS * of_w)
+        } else if kind == 2 {
+            // Panels as of 16 bits, of both parts, of x of three, and its copies. Two halves of the rows meet in sums of float32. Of each
+            // channel two scales, of each position the largest gradient.
+            let panels = |all: i64, rows: i64| all / 8 * 16 * rows;
+            let x = 4 * CHANNELS * positions + 3 * panels(positions, CHANNELS + 1);
+            let met = if of_tile > 128 { 4 * CHANNELS * positions } else { 0 };
+            4 * panels(positions, of_tile + 1)
+                + x
+                + 2 * panels(of_tile, CHANNELS)
+                + met
+                + 8 * CHANNELS
+                + 4 * positions
         } else {
             // Panels of 16 bytes a row, with a row between those of G and of x; of tf32 one G, and one turned.
             let panels = |all: i64, rows: i64| all / vector * 16 * rows;
@@ -132,7 +147,8 @@ pub fn extents(call: &Call<'_>) -> Vec<(&'static str, i64)> {
     let layout = Layout::new(call);
     let groups = layout.out_channels / call.int("group_channels");
     let partial = layout.blocks * layout.shares * layout.rows() * layout.in_channels;
-    vec![("terms", 2 * layout.samples() * groups), ("partial", partial)]
+    let words = [("bounds", layout.out_channels), ("control", 1), ("unless", 2)];
+    [("terms", 2 * layout.samples() * groups), ("partial", partial)].into_iter().chain(words).collect()
 }
 
 /// What the sizes, the grid and the shared memory have to be.
@@ -169,6 +185,8 @@ pub fn check(call: &Call<'_>) {
     }
     assert!(["dx", "partial"].iter().any(|name| call.given(name).is_some()), "{what}");
     assert_eq!(call.given("terms").is_some(), call.given("mean").is_some(), "{what}");
+    assert!(["bounds", "control"].iter().all(|name| !call.has(name) || call.given(name).is_some()), "{what}");
+    assert!(layout.shares > 0, "{what}");
     assert!(call.given("partial").is_none_or(|partial| partial.width == 4), "{what}");
     check_epilogue(call);
 
@@ -191,6 +209,8 @@ struct Tile {
     x: Vec<Vec<f64>>,
     /// Whether it is multiplied in float32.
     by_definition: bool,
+    /// Whether two fp16 are too coarse for a position.
+    coarse: bool,
 }
 
 /// The launch with all that it reads.
@@ -198,8 +218,16 @@ struct Launch<'a> {
     call: &'a Call<'a>,
     layout: Layout,
     epilogue: Epilogue,
-    /// Each channel of x with its rows.
+    /// Each channel of x with its rows; of two fp16 scaled by the inverse of what scales the gradient's channels.
     w: Vec<Vec<f64>>,
+    /// What scales these.
+    scales: Vec<f64>,
+}
+
+/// What a channel of x or of the weight is scaled by that becomes two fp16, and whether it cannot be.
+fn scaled<'a>(values: impl IntoIterator<Item = &'a f64>, range: &std::ops::Range<i64>) -> (f64, bool) {
+    let most = values.into_iter().map(|&value| bits(value)).fold(0.0, f64::max);
+    (scale(most), most > 0.0 && !range.contains(&(most as i64 >> 23)))
 }
 
 /// Whether any is an infinity or NaN, also as tf32.
@@ -213,30 +241,43 @@ impl<'a> Launch<'a> {
         let rows = layout.rows();
         let of_channel = |w, c| (0..rows).map(|row| machine.read(w, c * rows + row)).collect();
         let of_w = |w| (0..layout.in_channels).map(|c| of_channel(w, c)).collect();
-        let w = call.given("w").map_or_else(Vec::new, of_w);
-        Launch { call, layout, epilogue: Epilogue::new(call, machine), w }
+        let mut w: Vec<Vec<f64>> = call.given("w").map_or_else(Vec::new, of_w);
+        let of_bound = |c| match layout.kind {
+            2 => scale(bits(machine.read(call.pointer("bounds"), c))).min(100f64.exp2()),
+            _ => 1.0,
+        };
+        let scales: Vec<f64> = (0..layout.out_channels).map(of_bound).collect();
+        for (row, w) in w.iter_mut().flat_map(|w| w.iter_mut().enumerate()) {
+            *w /= scales[row / layout.taps as usize];
+        }
+        Launch { call, layout, epilogue: Epilogue::new(call, machine), w, scales }
     }
 
     fn tile(&self, machine: &Machine, item: i64) -> Tile {
-        let Launch { call, layout, epilogue, w } = self;
+        let Launch { call, layout, epilogue, w, scales } = self;
         let (sample, first) = (item / layout.tiles, item % layout.tiles * layout.positions);
         let positions = || first..layout.volume.min(first + layout.positions);
         let (dz, y, terms) = (call.pointer("dz"), call.given("y"), call.given("terms"));
         let gradient = |row: i64, position| {
             let at = layout.place(sample, row, position);
             let dz = machine.read(dz, at);
-            y.map_or(dz, |y| {
+            let gradient = y.map_or(dz, |y| {
                 epilogue.gradient(machine, [sample, row / layout.taps], terms, [machine.read(y, at), dz])
-            })
+            });
+            gradient * scales[(row / layout.taps) as usize]
         };
-        let g = (0..layout.rows()).map(|row| positions().map(|p| gradient(row, p)).collect()).collect();
+        let g: Vec<Vec<f64>> =
+            (0..layout.rows()).map(|row| positions().map(|p| gradient(row, p)).collect()).collect();
         // Of x nothing is read for the gradient of the input.
         let channels = if call.given("partial").is_some() { layout.in_channels } else { 0 };
         let of_x =
             |c, p| machine.read(call.pointer("x"), (sample * layout.in_channels + c) * layout.volume + p);
-        let x = (0..channels).map(|c| positions().map(|p| of_x(c, p)).collect()).collect();
+        let x: Vec<Vec<f64>> = (0..channels).map(|c| positions().map(|p| of_x(c, p)).collect()).collect();
         let by_definition = layout.kind == 3 && [&g, &x, w].into_iter().any(|values| any_infinite(values));
-        Tile { sample, first, g, x, by_definition }
+        let most = |p: usize| g.iter().map(|g| bits(g[p])).fold(0.0, f64::max);
+        let coarse = layout.kind == 2
+            && ((0..g[0].len()).any(|p| is_too_coarse(most(p))) || x.iter().any(|x| scaled(x, &SCALED[1]).1));
+        Tile { sample, first, g, x, by_definition, coarse }
     }
 
     /// The tiles of a block, in order.
@@ -244,20 +285,47 @@ impl<'a> Launch<'a> {
         (block..self.layout.items).step_by(self.layout.blocks as usize)
     }
 
-    /// A product of a tile: of numbers, or of their parts.
-    fn times(&self, tile: &Tile, one: f64, other: f64) -> f64 {
-        if self.layout.kind != 3 || tile.by_definition {
-            return one * other;
+    /// What a number of x is multiplied as, or else of the weight, each scaled: its parts, and what the gradient's low part is
+    /// multiplied by.
+    fn factor(&self, tile: &Tile, of_x: bool, value: f64) -> [f64; 3] {
+        match self.layout.kind {
+            2 if of_x => {
+                let [high, low] = halves(value, 1.0);
+                [high, low, by_low(high)]
+            }
+            2 => {
+                let [high, low] = halves(value, LIFT);
+                [high, low / LIFT, high / LIFT]
+            }
+            3 if !tile.by_definition => {
+                let [high, low] = split(2, value);
+                [high, low, high]
+            }
+            _ => [value, 0.0, 0.0],
         }
-        let ([high, low], [other_high, other_low]) = (split(2, one), split(2, other));
-        high * other_high + (low * other_high + high * other_low)
+    }
+
+    /// A product of a tile: of numbers, or of their parts.
+    fn times(&self, tile: &Tile, [high, low, by]: [f64; 3], gradient: f64) -> f64 {
+        let [of_high, of_low] = match self.layout.kind {
+            2 => halves(gradient, LIFT),
+            3 if !tile.by_definition => split(2, gradient),
+            _ => return high * gradient,
+        };
+        high * of_high + (low * of_high + by * of_low)
     }
 }
 
 /// Of each tile the gradient of the input; of each block and share of its tiles' positions that of the weight.
 pub fn run(call: &Call<'_>, machine: &mut Machine) {
+    if stands(call, machine, "unless") {
+        return;
+    }
     let launch = Launch::new(call, machine);
     let layout = &launch.layout;
+    // What a channel of x or of the weight is scaled by.
+    let by = |values: &Vec<f64>| if layout.kind == 2 { scaled(values, &SCALED[0]).0 } else { 1.0 };
+    let mut coarse = layout.kind == 2 && launch.w.iter().any(|w| scaled(w, &SCALED[0]).1);
     let (dx, partial) = (call.given("dx"), call.given("partial"));
     let (rows, channels) = (layout.rows(), layout.in_channels);
     for block in 0..layout.blocks {
@@ -265,22 +333,31 @@ pub fn run(call: &Call<'_>, machine: &mut Machine) {
         let mut sums = vec![0.0; (layout.shares * rows * channels) as usize];
         for item in launch.of_block(block) {
             let tile = launch.tile(machine, item);
+            coarse |= tile.coarse;
             let count = tile.g[0].len() as i64;
             if let Some(dx) = dx {
-                for (c, p) in (0..channels).flat_map(|c| (0..count).map(move |p| (c, p))) {
-                    let of_row = |(w, g): (&f64, &Vec<f64>)| launch.times(&tile, *w, g[p as usize]);
-                    let sum = launch.w[c as usize].iter().zip(&tile.g).map(of_row).sum();
-                    machine.write(dx, (tile.sample * channels + c) * layout.volume + tile.first + p, sum);
+                for (c, w) in (0..).zip(&launch.w) {
+                    let by = by(w);
+                    let w: Vec<_> = w.iter().map(|w| launch.factor(&tile, false, w * by)).collect();
+                    for p in 0..count {
+                        let of_row = |(w, g): (&[f64; 3], &Vec<f64>)| launch.times(&tile, *w, g[p as usize]);
+                        let sum: f64 = w.iter().zip(&tile.g).map(of_row).sum();
+                        let at = (tile.sample * channels + c) * layout.volume + tile.first + p;
+                        machine.write(dx, at, sum / by);
+                    }
                 }
             }
             for ((c, x), (row, g)) in
                 (0..).zip(&tile.x).flat_map(|of_x| (0..).zip(&tile.g).map(move |of_g| (of_x, of_g)))
             {
                 let (channel, tap) = (row / layout.taps, row % layout.taps);
+                let by = by(x);
                 for (p, (&x, &g)) in (0..).zip(x.iter().zip(g)) {
-                    let share = p / (layout.positions / layout.shares);
+                    // Of two tf32 all is of the first share.
+                    let share = if layout.kind == 3 { 0 } else { p / (layout.positions / layout.shares) };
                     let place = ((share * layout.taps + tap) * channels + c) * layout.out_channels + channel;
-                    sums[place as usize] += launch.times(&tile, x, g);
+                    let x = launch.factor(&tile, true, x * by);
+                    sums[place as usize] += launch.times(&tile, x, g) / by / launch.scales[channel as usize];
                 }
             }
         }
@@ -288,6 +365,9 @@ pub fn run(call: &Call<'_>, machine: &mut Machine) {
             let first = block * sums.len() as i64;
             (first..).zip(sums).for_each(|(at, sum)| machine.write(partial, at, sum));
         }
+    }
+    if layout.kind == 2 {
+        raise(call, machine, 0, if coarse { FINITE + 1.0 } else { 0.0 });
     }
 }
 
@@ -301,6 +381,10 @@ pub fn features(call: &Call<'_>, machine: &Machine) -> Vec<(&'static str, bool)>
         samples.first() != samples.last()
     };
     let defined = |item| launch.tile(machine, item).by_definition;
+    if stands(call, machine, "unless") {
+        return vec![];
+    }
+    let wide = layout.kind == 3 && call.given("unless").is_some();
     vec![
         ("all channels of a tile", layout.in_channels == CHANNELS),
         ("all rows of a tile", layout.rows() == layout.of_tile),
@@ -319,6 +403,7 @@ pub fn features(call: &Call<'_>, machine: &Machine) -> Vec<(&'static str, bool)>
         ("the convolution alone", call.given("y").is_none()),
         ("tiles by the definition", layout.kind == 3 && (0..layout.items).any(defined)),
         ("tiles of a sample", layout.tiles > 1),
+        ("tiles that two fp16 are too coarse for", wide),
         (call.variant.name, true),
     ]
 }

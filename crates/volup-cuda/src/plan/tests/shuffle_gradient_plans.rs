@@ -81,13 +81,20 @@ fn applies(request: &Request) -> bool {
     one_tap && conv.stride()[2] == 2 && small && first && request.dtype != DType::F64
 }
 
-/// Runs all cases in which it applies on so many multiprocessors, with those of its kernels whose rows are chosen; says
-/// what the plans are like, and how many there are.
-fn check(multiprocessors: usize, rows: &[i64], wanted: Wanted) -> (BTreeSet<&'static str>, usize) {
+/// Runs all cases in which it applies on so many multiprocessors, with those of its kernels whose rows are chosen, and of two fp16 if
+/// these are; says what the plans are like, and how many there are.
+fn check(
+    multiprocessors: usize,
+    rows: &[i64],
+    halves: bool,
+    wanted: Wanted,
+) -> (BTreeSet<&'static str>, usize) {
     let device = with_multiprocessors(multiprocessors);
     let all = variants_for(device.arch);
     let chosen = |variant: &&Variant| {
-        variant.entry != "shuffle_gradient" || rows.contains(&variant.param("ROWS").unwrap())
+        let kind = |kind| variant.param("KIND") == Some(kind);
+        variant.entry != "shuffle_gradient"
+            || rows.contains(&variant.param("ROWS").unwrap()) && (halves || !kind(2))
     };
     let variants: Vec<&Variant> = all.iter().filter(chosen).collect();
     let (mut found, mut count) = (BTreeSet::new(), 0);
@@ -113,20 +120,22 @@ fn check(multiprocessors: usize, rows: &[i64], wanted: Wanted) -> (BTreeSet<&'st
 #[test]
 fn both_gradients_are_those_of_the_definition() {
     let (mut found, mut count) = (BTreeSet::new(), 0);
-    for (multiprocessors, rows, wanted) in [
-        (132, &[128, 256][..], Wanted::ALL),
-        (3, &[128, 256], Wanted { input: true, ..NONE }),
-        (2, &[128, 256], Wanted { weight: true, ..NONE }),
-        (1, &[256], Wanted { input: true, weight: true, ..NONE }),
+    for (multiprocessors, rows, halves, wanted) in [
+        (132, &[128, 256][..], true, Wanted::ALL),
+        (132, &[128, 256], false, Wanted::ALL),
+        (3, &[128, 256], true, Wanted { input: true, ..NONE }),
+        (2, &[128, 256], false, Wanted { weight: true, ..NONE }),
+        (2, &[128, 256], true, Wanted { weight: true, ..NONE }),
+        (1, &[256], true, Wanted { input: true, weight: true, ..NONE }),
     ] {
-        let (features, plans) = check(multiprocessors, rows, wanted);
+        let (features, plans) = check(multiprocessors, rows, halves, wanted);
         found.extend(features);
         count += plans;
     }
     let all = variants_for(devices()[1].arch);
     let kernels = all.iter().filter(|variant| variant.entry == "shuffle_gradient");
     let kernels: BTreeSet<&str> = kernels.map(|variant| variant.name).collect();
-    assert!(kernels.len() == 8 && kernels.is_subset(&found), "{kernels:?} of {found:?}");
+    assert!(kernels.len() == 10 && kernels.is_subset(&found), "{kernels:?} of {found:?}");
     for what in [
         "all channels of a tile",
         "all rows of a tile",
@@ -147,7 +156,8 @@ fn both_gradients_are_those_of_the_definition() {
     ] {
         assert!(found.contains(what), "{what}");
     }
-    assert!(!found.contains("tiles by the definition") && count > 200, "{count}");
+    let wide = ["tiles by the definition", "tiles that two fp16 are too coarse for"];
+    assert!(wide.iter().all(|what| !found.contains(what)) && count > 200, "{count}");
 }
 
 #[test]
@@ -195,6 +205,37 @@ fn what_is_no_number_goes_where_the_definition_has_it() {
             let found = example.check_backward(&plan, &request);
             let parts = (dtype, precision) == (DType::F32, Precision::Ieee);
             assert_eq!(found.contains("tiles by the definition"), parts && defined, "{plan}");
+        }
+    }
+}
+
+/// Gradients of a position, inputs and weights of other magnitudes than all others: of two tf32 where two fp16 are too coarse for them, with
+/// as many shares.
+#[test]
+fn numbers_of_any_magnitudes_are_multiplied() {
+    type Change = fn([&mut Vec<f64>; 3]);
+    let changes: [(Change, bool); 8] = [
+        // Lines of two residues along width, each position's.
+        (|[.., g]| g.iter_mut().skip(4).step_by(16).for_each(|g| *g *= 1e-14), false),
+        (|[.., g]| g.chunks_mut(16).for_each(|g| g[4..6].iter_mut().for_each(|g| *g *= 1e-14)), true),
+        (|[.., g]| g.iter_mut().for_each(|g| *g *= 1e-30), false),
+        (|[.., g]| g.iter_mut().for_each(|g| *g *= 1e20), false),
+        (|[x, ..]| x.iter_mut().step_by(3).for_each(|x| *x *= 1e-10), false),
+        (|[x, ..]| x[5] = 1e25, true),
+        (|[_, w, _]| w.iter_mut().step_by(3).for_each(|w| *w *= 1e-10), false),
+        (|[_, w, _]| w.iter_mut().for_each(|w| *w *= 1e-35), true),
+    ];
+    let device = with_multiprocessors(2);
+    let variants = variants_for(device.arch);
+    let variants: Vec<&Variant> = variants.iter().collect();
+    for line in ["n 2, 5x6x8, 9>5, k 2, s 2, bias", "n 3, 3x5x8, 4>17, k 2, s 2, relu"] {
+        let case = case(line);
+        for (at, (change, wide)) in changes.into_iter().enumerate() {
+            let example = Example::new(&case, DType::F32, change);
+            let request = request_of(&case);
+            let (plan, _) = plan(&request, &device, &variants).expect("a plan");
+            let found = example.check_backward(&plan, &request);
+            assert_eq!(found.contains("tiles that two fp16 are too coarse for"), wide, "{at} of {plan}");
         }
     }
 }
@@ -295,6 +336,30 @@ fn a_wrong_argument_shows() {
             let example = Example::new(&case, dtype, |_| {});
             let request = Request { dtype, precision, ..request_of(&case) };
             let (plan, _) = plan(&request, &device, &variants).expect("a plan");
+            let shown = unnoticed(&plan, &wrong, |plan| {
+                example.check_backward(plan, &request);
+                true
+            });
+            assert!(shown.is_empty(), "{shown:?} may be wrong: {plan}");
+        }
+        // Each channel of another magnitude; then one position, too.
+        let apart: fn([&mut Vec<f64>; 3]) = |[.., g]| {
+            g.chunks_mut(48)
+                .enumerate()
+                .for_each(|(at, g)| g.iter_mut().for_each(|g| *g *= 2f64.powi(at as i32 % 7)));
+        };
+        let coarse: fn([&mut Vec<f64>; 3]) = |[x, _, g]| {
+            g.iter_mut().zip(0..).for_each(|(g, at)| *g *= 2f64.powi(at / 48 % 7));
+            x[3] = 1e25;
+        };
+        let shares = "unless shares in_channels out_channels volume tiles items";
+        for (change, wrong) in
+            [(apart, [("shuffle_gradient_2", "bounds")]), (coarse, [("shuffle_gradient_3", shares)])]
+        {
+            let example = Example::new(&case, DType::F32, change);
+            let request = request_of(&case);
+            let (plan, _) = plan(&request, &device, &variants).expect("a plan");
+            example.check_backward(&plan, &request);
             let shown = unnoticed(&plan, &wrong, |plan| {
                 example.check_backward(plan, &request);
                 true

@@ -12,6 +12,8 @@ use volup::{BlockSpec, DType, Data, Gradients, MemoryFormat, Parameters, Precisi
 
 /// Less than any address that is wrong does, more than the square of what the split leaves out.
 const ROUNDOFF: f64 = 1e-9;
+/// What two fp16, which are rounded as the kernels round them, leave out of a number.
+const HALVED: f64 = 1.0 / (1u32 << 22) as f64;
 /// What gradients may be off by in any case where the convolution's output is made again: its own error goes through slopes and
 /// deviations.
 const AGAIN: f64 = 1e-6;
@@ -71,6 +73,18 @@ impl Example {
         let gradients = backward(block, &geometry, &parameters, &input, &saved, &grad_output, ROUNDOFF);
         let case = case.clone();
         Example { case, dtype, input, parameters, grad_output, convolution, output, saved, gradients }
+    }
+
+    /// The same where elements of the weight's gradient are held to the largest of their channel of the input and so many neighbouring ones
+    /// of the gradient.
+    pub fn together(mut self, channels: usize) -> Example {
+        let weight = self.gradients.weight.as_mut().expect("a gradient");
+        let taps: usize = self.case.block.conv().kernel_size().iter().product();
+        for bounds in weight.bounds.chunks_mut(channels * taps) {
+            let most = bounds.iter().copied().fold(0.0, f64::max);
+            bounds.fill(most);
+        }
+        self
     }
 
     pub fn request(&self, task: Task, precision: Precision, formats: [MemoryFormat; 2]) -> Request {
@@ -162,17 +176,21 @@ impl Example {
             machine.allocate(buffer, if wanted { shape.iter().product::<usize>() * width } else { 0 });
         }
         machine.run(plan, contracts::run);
+        let wider = if is_halved(plan) { HALVED / ROUNDOFF } else { 1.0 };
         for (buffer, _, expected, shape) in gradients.into_iter().filter(|gradient| gradient.1) {
             let format = if buffer == Buffer::GradInput { request.input_format } else { FORMATS[0] };
             let got = Tensor::with_format(shape, format, Data::F64(machine.values(buffer, width)));
             let mut expected = expected.clone().expect("a gradient of what the block has");
-            expected.bounds.iter_mut().for_each(|bound| *bound = bound.max(least));
+            let by = if [Buffer::GradInput, Buffer::GradWeight].contains(&buffer) { wider } else { 1.0 };
+            expected.bounds.iter_mut().for_each(|bound| *bound = (*bound * by).max(least));
             check(&format!("{buffer:?}"), &expected, &got.expect("as many values"));
         }
         let calls = launches(plan);
         let short = calls.iter().any(|call| call.has("class_panels")).then_some("taps that are there");
+        let halves = calls.iter().filter(|call| call.kernel() == "halo_gemm" && call.size("KIND") == 2);
+        let halves: Vec<_> = halves.map(|call| call.variant.name).collect();
         let calls = calls.iter().filter(|call| call.variant.family == "gradient");
-        calls.flat_map(|call| gradient::features(call, &machine)).chain(short).collect()
+        calls.flat_map(|call| gradient::features(call, &machine)).chain(short).chain(halves).collect()
     }
 }
 
@@ -198,10 +216,19 @@ pub fn planned(example: &Example, request: &Request, device: &DeviceInfo, varian
     plan
 }
 
-/// Plans of a backward pass whose operands are scaled to one fp16, held against what the kernels ask for.
+/// Whether what a backward pass multiplies is two fp16.
+fn is_halved(plan: &Plan) -> bool {
+    plan.to_string().starts_with("backward, two fp16")
+}
+
+/// Plans of a backward pass whose operands are scaled to fp16, held against what the kernels ask for.
 pub fn scaled(request: &Request, device: &DeviceInfo, variants: &[&Variant]) -> Vec<Plan> {
     let plans = Plan::candidates(request, device, variants, 32).expect("plans");
-    let is_scaled = |plan: &Plan| plan.to_string().starts_with("backward, scaled");
+    // What goes without rows has tests of its own.
+    let is_scaled = |plan: &Plan| {
+        let what = plan.to_string();
+        (is_halved(plan) || what.starts_with("backward, scaled")) && !what.contains("both by")
+    };
     let plans: Vec<_> = plans.into_iter().filter(is_scaled).collect();
     for plan in &plans {
         launches(plan).iter().for_each(|call| fits(call, plan, &format!("{request:?}")));
@@ -297,7 +324,7 @@ fn passes(
         if launches(&plan).iter().all(|call| call.kernel() != "shuffle_gradient") {
             found.extend(features);
         }
-        // What is scaled to one fp16 is seldom expected to be faster where there is so little.
+        // What is scaled to fp16 is seldom expected to be faster where there is so little.
         for plan in scaled(&request, &hopper, &variants).iter().take(1) {
             println!("{plan}");
             found.extend(example.check_backward(plan, &request));
@@ -323,15 +350,17 @@ fn check_all(dtype: DType, precision: Precision, first: usize) -> BTreeSet<&'sta
 fn gradients_of_f32_are_those_of_the_definition() {
     let mut found = check_all(DType::F32, Precision::Ieee, 0);
     found.extend(check_all(DType::F32, Precision::Tf32, 1));
-    // Those of lines have a test of their own.
-    found.retain(|what| !what.starts_with("by lines: "));
+    // Those of lines, and of two fp16, have tests of their own.
+    let own = ["by lines: ", "halo_gemm_2", "weight_gradient_lines_2", "weight_gradient_narrow_2"];
+    found.retain(|what| !own.iter().any(|own| what.starts_with(own)));
     let (tiles, found): (BTreeSet<_>, BTreeSet<_>) =
         found.into_iter().partition(|what| what.starts_with("weight_gradient_"));
     let all = variants_for(devices()[1].arch);
     let of_f32 = all.iter().filter(|variant| {
         let names = ["weight_gradient", "weight_gradient_lines", "weight_gradient_narrow"];
         let halves = variant.types == ["f16"] && variant.entry == "weight_gradient_narrow";
-        names.contains(&variant.entry) && (variant.types.is_empty() || halves)
+        let two = variant.param("KIND") == Some(2);
+        names.contains(&variant.entry) && !two && (variant.types.is_empty() || halves)
     });
     assert_eq!(tiles, of_f32.map(|variant| variant.name).collect());
     let expected = [

@@ -7,6 +7,7 @@ use super::{FORMATS, fits, implicit_plans, launches, shuffle_plans};
 use crate::plan::{Argument, Buffer, Plan, Request, Step, Task};
 use crate::{Algorithm, DeviceInfo, Variant};
 use std::collections::BTreeSet;
+use std::ops::Range;
 use volup::testing::{Case, cases, published};
 use volup::{DType, Error, Precision, Wanted};
 
@@ -86,14 +87,15 @@ fn check(plan: &Plan, request: &Request, what: &str) {
         // Those that the block lacks are address 0.
         Buffer::Input | Buffer::Weight | Buffer::Bias | Buffer::NormWeight | Buffer::NormBias => true,
         Buffer::Workspace => plan.workspace_bytes > 0,
+        Buffer::Unless => true,
     };
-    let mut cleared = BTreeSet::new();
+    let mut cleared = Vec::new();
     let mut previous: Option<&Variant> = None;
     for step in &plan.steps {
         let Step::Launch { variant, arguments, overlap, .. } = step else {
             let &Step::Clear { at, words } = step else { unreachable!("a step") };
             assert!(at + 4 * words as u64 <= plan.workspace_bytes as u64 && at.is_multiple_of(4), "{what}");
-            cleared.extend((words < 16).then_some(at..at + 4 * words as u64).into_iter().flatten());
+            cleared.push(at..at + 4 * words as u64);
             previous = None;
             continue;
         };
@@ -107,23 +109,30 @@ fn check(plan: &Plan, request: &Request, what: &str) {
         assert!(!overlap || before && waits, "{} of {what}", variant.name);
         previous = Some(variant);
     }
-    for call in launches(plan).iter().filter(|call| call.variant.family == "gradient") {
-        let control = if call.has("control") { call.given("control") } else { None };
-        let words = if call.kernel().starts_with("direct_") { 8 } else { 4 };
-        let is_cleared = |at: usize| (at..at + words).all(|at| cleared.contains(&(at as u64)));
-        assert!(control.is_none_or(|control| is_cleared(control.at)), "{} of {what}", call.variant.name);
+    for call in &launches(plan) {
+        let of_gradients = call.variant.family == "gradient";
+        for name in ["control", "asked", "largest", "unless"].into_iter().filter(|name| call.has(name)) {
+            let Some(at) = call.given(name).filter(|_| of_gradients || name == "unless") else { continue };
+            let both = name == "unless" || name == "control" && call.kernel().starts_with("direct_");
+            let (at, bytes) = (at.at as u64, if both { 8 } else { 4 });
+            let is_cleared = |words: &Range<u64>| words.contains(&at) && at + bytes <= words.end;
+            assert!(cleared.iter().any(is_cleared), "{name} of {} of {what}", call.variant.name);
+        }
+        if !of_gradients {
+            continue;
+        }
         let tf32 = request.dtype == DType::F32 && request.precision == Precision::Tf32;
         let kind = call.variant.param("KIND").expect("a kind of numbers");
-        // What is one fp16 needs no rounding, nor does what that is made of.
-        let halves = call.variant.types == ["f16"] || kind == 5;
+        // What is fp16 needs no rounding, nor does what that is made of.
+        let halves = call.variant.types == ["f16"] || [2, 5].contains(&kind);
         let rounded = i64::from(tf32 && !halves);
         assert!(!call.has("round") || call.int("round") == rounded, "{what}");
         let right = match request.dtype {
             DType::F64 => kind == 4,
             DType::F32 if call.kernel() == "shuffle_gradient" || OF_WEIGHT.contains(&call.kernel()) => {
-                kind == if tf32 { 1 } else { 3 } || tf32 && halves
+                if tf32 { kind == 1 || halves && kind == 0 } else { [2, 3].contains(&kind) }
             }
-            DType::F32 => kind == 1 || tf32 && halves,
+            DType::F32 => kind == 1 || halves && !(tf32 && kind == 2),
             _ => kind == 0 || call.kernel() == "gradient_merge" && kind == 1,
         };
         assert!(right, "{} of {what}", call.variant.name);

@@ -2,9 +2,9 @@
 
 use super::contracts::bits;
 use super::epilogue::tasks;
-use super::gradient::{RowLayout, of_axes};
+use super::gradient::{RowLayout, low, of_axes};
 use super::machine::{Call, Machine};
-use super::operand::split;
+use super::operand::{by_low, split};
 use crate::plan::Buffer;
 
 /// Taps of a block, threads, bytes of shared memory before the rings, and how much a block may have.
@@ -38,6 +38,11 @@ struct Layout {
     last: bool,
 }
 
+/// Whether operands are of 16 bits.
+fn is_narrow(kind: i64) -> bool {
+    [0, 2].contains(&kind)
+}
+
 impl Layout {
     fn new(call: &Call<'_>) -> Layout {
         let kind = call.size("KIND");
@@ -54,7 +59,7 @@ impl Layout {
             classes,
             step,
             strips: call.int("strips"),
-            strip: call.int("steps") * if kind == 0 { 16 } else { 8 },
+            strip: call.int("steps") * if is_narrow(kind) { 16 } else { 8 },
             last: call.int("x_c") == 1,
         }
     }
@@ -75,16 +80,22 @@ impl Layout {
     /// Bytes of shared memory of a line of the gradient, and of one of the input.
     fn line_bytes(&self) -> [i64; 2] {
         let ([m, n], [_, of_h, of_w]) = (self.tile, self.classes);
-        let element = if self.kind == 0 { 2 } else { 4 };
-        let parts = if self.kind == 3 { 2 } else { 1 };
-        let gradient = if self.kind == 0 {
+        let narrow = is_narrow(self.kind);
+        let (element, pad) = if narrow { (2, 16) } else { (4, 32) };
+        // Two tf32 of the input are made where they are multiplied.
+        let (parts, x_parts) = (if self.kind > 1 { 2 } else { 1 }, if self.kind == 2 { 2 } else { 1 });
+        let gradient = if narrow {
             of_h * of_w * n / 8 * 16 * ((self.strip + self.halo()) | 1)
         } else {
-            parts * of_h * self.kernel[2] * self.strip * n * 4
+            of_h * self.kernel[2] * self.strip * n * 4
         };
-        let pad = if self.kind == 0 { 16 } else { 32 };
         let by_voxels = self.strip * (m * element + pad);
-        [gradient, if self.last { by_voxels } else { m * (self.strip * element + 16) }]
+        let input = if self.last { by_voxels } else { m * (self.strip * element + 16) };
+        [parts * gradient, x_parts * input]
+    }
+
+    fn voxels(&self) -> i64 {
+        self.batch * self.size.iter().product::<i64>()
     }
 
     fn lines(&self) -> i64 {
@@ -99,10 +110,10 @@ pub fn extents(call: &Call<'_>) -> Vec<(&'static str, i64)> {
     let taps: i64 = layout.kernel.iter().product();
     let rows = layout.batch * layout.rows.iter().product::<i64>();
     let partial = call.grid[1] * taps * groups * group_in * group_out;
-    let extent = RowLayout::new(call, call.pointer("rows")).extent(rows, groups * slots);
+    let extent = low(call, "g_low") + RowLayout::new(call, call.pointer("rows")).extent(rows, groups * slots);
     let mut found = vec![("rows", extent), ("partial", partial), ("control", 1)];
     if call.pointer("x").buffer == Buffer::Workspace {
-        found.push(("x", layout.batch * layout.size.iter().product::<i64>() * groups * group_in));
+        found.push(("x", low(call, "x_low") + layout.voxels() * groups * group_in));
     }
     found
 }
@@ -114,9 +125,10 @@ pub fn check(call: &Call<'_>) {
     let [steps, x_slots, g_slots, share] = call.ints(["steps", "x_slots", "g_slots", "share"]);
     let (x, rows, partial) = (call.pointer("x"), call.pointer("rows"), call.pointer("partial"));
     let Layout { tile: [m, n], size, kernel, classes, step, apart, .. } = layout;
-    // The input as it lies, or as one fp16, which is nobody's tensor.
-    let given = x.buffer == Buffer::Input;
-    assert!(given || x.buffer == Buffer::Workspace && call.variant.types == ["f16"], "{what}");
+    // The input as it lies, or as fp16, which is nobody's tensor.
+    let buffer = if layout.kind == 2 { Buffer::Workspace } else { Buffer::Input };
+    let made = x.buffer == Buffer::Workspace && call.variant.types == ["f16"];
+    assert!(x.buffer == buffer || made, "{what}");
     assert!(call.variant.threads == THREADS && x.at.is_multiple_of(16), "{what}");
     for axis in 0..3 {
         assert_eq!(classes[axis], kernel[axis].min(step[axis]), "{what}");
@@ -136,7 +148,7 @@ pub fn check(call: &Call<'_>) {
     assert_eq!(call.shared, BARRIERS + g_slots * of_gradient + x_slots * of_input, "{what}");
     assert!(call.shared <= MOST_SHARED && 16 * (g_slots + x_slots) <= BARRIERS, "{what}");
     assert!(x_slots >= AHEAD && g_slots >= AHEAD + layout.span(), "{what}");
-    assert!(layout.kind == 0 || layout.halo() <= HALO, "{what}");
+    assert!(is_narrow(layout.kind) || layout.halo() <= HALO, "{what}");
     // What is copied by 16 bytes, and by pairs.
     let vector = 16 / x.width as i64;
     let [x_n, x_c, x_d, x_h, x_w] = call.ints(["x_n", "x_c", "x_d", "x_h", "x_w"]);
@@ -144,13 +156,18 @@ pub fn check(call: &Call<'_>) {
     assert!(x.at.is_multiple_of(16) && others.iter().all(|stride| stride % vector == 0), "{what}");
     assert!(if layout.last { x_w >= groups * group_in } else { x_w == 1 && size[2] % vector == 0 }, "{what}");
     assert!(!layout.last || groups == 1 || group_in % vector == 0, "{what}");
-    let vector = if layout.kind == 0 { 8 } else { 2 };
+    let vector = if is_narrow(layout.kind) { 8 } else { 2 };
     assert!(rows.at.is_multiple_of(16), "{what}");
     assert!([group_out, slots].iter().all(|channels| channels % vector == 0), "{what}");
     assert!(slots >= classes.iter().product::<i64>() * group_out && partial.width == 4, "{what}");
     let lie = RowLayout::new(call, rows);
     let rows = layout.batch * layout.rows.iter().product::<i64>();
     lie.check(rows, groups * slots, what);
+    if layout.kind == 2 {
+        let [x_low, g_low] = call.ints(["x_low", "g_low"]);
+        assert!(x_low >= layout.voxels() * groups * group_in && x_low % 8 == 0, "{what}");
+        assert!(g_low >= lie.extent(rows, groups * slots) && g_low % 8 == 0, "{what}");
+    }
     assert!(rows < OVERFLOW && call.given("control").is_some(), "{what}");
 }
 
@@ -182,6 +199,11 @@ pub fn run(call: &Call<'_>, machine: &mut Machine) {
     let lie = RowLayout::new(call, rows);
     let Layout { kernel, classes, step, apart, size, .. } = layout;
     let parts = if layout.kind == 3 { 2 } else { 1 };
+    // Both parts of a number, and of the input what low ones of the gradient are multiplied by.
+    let both = |machine: &Machine, of, at, low: &str| match layout.kind {
+        2 => [machine.read(of, at), machine.read(of, at + call.int(low))],
+        _ => split(parts, machine.read(of, at)),
+    };
     let (taps, channels): (i64, i64) = (kernel.iter().product(), groups * group_in);
     let mut most = 0.0;
     for at in 0..call.grid[1] {
@@ -195,9 +217,9 @@ pub fn run(call: &Call<'_>, machine: &mut Machine) {
                 let from = n * x_n + i[0] * x_d + i[1] * x_h + w * x_w;
                 let of_x: Vec<_> = (0..channels)
                     .map(|c| {
-                        let value = machine.read(x, from + c * x_c);
-                        most = bits(value).max(most);
-                        split(parts, value)
+                        most = bits(machine.read(x, from + c * x_c)).max(most);
+                        let [high, low] = both(machine, x, from + c * x_c, "x_low");
+                        [high, low, if layout.kind == 2 { by_low(high) } else { high }]
                     })
                     .collect();
                 for tap in 0..taps {
@@ -209,11 +231,11 @@ pub fn run(call: &Call<'_>, machine: &mut Machine) {
                     for group in 0..groups {
                         for co in 0..group_out {
                             let of_g = lie.at(row, group * slots + class * group_out + co);
-                            let [high, low] = split(parts, machine.read(rows, of_g));
+                            let [high, low] = both(machine, rows, of_g, "g_low");
                             for ci in group * group_in..(group + 1) * group_in {
-                                let [x_high, x_low] = of_x[ci as usize];
+                                let [x_high, x_low, x_by] = of_x[ci as usize];
                                 let sum = &mut sums[((tap * channels + ci) * group_out + co) as usize];
-                                *sum += x_high * high + (x_low * high + x_high * low);
+                                *sum += x_high * high + (x_low * high + x_by * low);
                             }
                         }
                     }
@@ -223,5 +245,8 @@ pub fn run(call: &Call<'_>, machine: &mut Machine) {
         let first = at * taps * channels * group_out;
         (first..).zip(sums).for_each(|(to, sum)| machine.write(partial, to, sum));
     }
-    machine.update(control, 0, |before| before.max(most));
+    // Of two fp16 somebody has looked before.
+    if layout.kind != 2 {
+        machine.update(control, 0, |before| before.max(most));
+    }
 }

@@ -1,16 +1,18 @@
 //! What `weight_gradient_narrow` does, given its arguments.
 
 use super::epilogue::tasks;
-use super::gradient::{RowLayout, of_axes};
+use super::gradient::{RowLayout, low, of_axes};
 use super::machine::{Call, Machine};
-use super::operand::split;
+use super::operand::{by_low, split};
 
-/// Slots and pairs of shift and channel of a block, its stages, elements after each row of the gradient, threads.
+/// Slots and pairs of shift and channel of a block, its stages, bytes after each panel of the gradient, threads.
 const SLOTS: i64 = 32;
 const COLUMNS: i64 = 24;
 const STAGES: i64 = 4;
-const PAD: i64 = 8;
+const PAD: i64 = 64;
 const THREADS: u32 = 128;
+/// Elements from a channel's high part to its low one in a row of the input that holds both.
+const X_LOW: i64 = 4;
 /// Bytes of shared memory of a multiprocessor, those of it that a block takes besides its own, and the most of a block.
 const SHARED: i64 = 233_472;
 const RESERVED: i64 = 1024;
@@ -61,7 +63,7 @@ pub fn extents(call: &Call<'_>) -> Vec<(&'static str, i64)> {
         (Layout::new(call), call.int("count"), ["x", "rows"].map(|name| call.pointer(name)));
     let taps: i64 = layout.kernel.iter().product();
     let partial = call.grid[1] * taps * layout.group_in * layout.group_out;
-    let extent = RowLayout::new(call, rows).extent(count, layout.slots);
+    let extent = low(call, "g_low") + RowLayout::new(call, rows).extent(count, layout.slots);
     vec![("x", count * 16 / x.width as i64), ("rows", extent), ("partial", partial)]
 }
 
@@ -82,19 +84,26 @@ pub fn check(call: &Call<'_>) {
     let pairs =
         |tile: i64| layout.pair(columns.min((tile + 1) * COLUMNS) - 1) - layout.pair(tile * COLUMNS) + 1;
     assert!((0..tasks(columns, COLUMNS)).all(|tile| pairs(tile) <= windows), "{windows} windows of {what}");
+    // Two fp16 take as much as a float32.
     let element = if call.size("KIND") == 0 { 2 } else { 4 };
-    let shared =
-        STAGES * (stage(call) * (SLOTS + PAD) * element + windows * (stage(call) + layout.halo()) * 16);
+    let panels = SLOTS * element / 16;
+    let shared = STAGES * (panels * (16 * stage(call) + PAD) + windows * (stage(call) + layout.halo()) * 16);
     assert!(call.shared == shared && shared <= MOST_SHARED, "{} bytes of {what}", call.shared);
     let many = call.size("CTAS") > 1 && windows <= 4 && layout.halo() <= 2;
     assert!(!many || 2 * (shared + RESERVED) <= SHARED, "{shared} bytes of {what}");
     // A row of the input is 16 bytes; all of a share, and none of no share.
     assert!([x, rows].iter().all(|of| of.at.is_multiple_of(16)) && partial.width == 4, "{what}");
-    assert!(layout.group_in <= 16 / x.width as i64, "{what}");
+    let most = if call.size("KIND") == 2 { X_LOW } else { 16 / x.width as i64 };
+    assert!(layout.group_in <= most, "{what}");
     assert!(layout.slots >= layout.classes.iter().product::<i64>() * layout.group_out, "{what}");
     assert!(layout.slots * rows.width as i64 % 16 == 0 && share % stage(call) == 0, "{what}");
     assert!(splits * share >= count && (splits - 1) * share < count && count < 1 << 30, "{what}");
-    RowLayout::new(call, rows).check(count, layout.slots, what);
+    let lie = RowLayout::new(call, rows);
+    lie.check(count, layout.slots, what);
+    if call.has("g_low") {
+        let g_low = call.int("g_low");
+        assert!(g_low >= lie.extent(count, layout.slots) && g_low % 8 == 0, "{what}");
+    }
 }
 
 /// What is unusual about a launch.
@@ -116,7 +125,12 @@ pub fn run(call: &Call<'_>, machine: &mut Machine) {
     let [count, share] = call.ints(["count", "share"]);
     let [x, rows, partial] = ["x", "rows", "partial"].map(|name| call.pointer(name));
     let (lie, vector) = (RowLayout::new(call, rows), 16 / x.width as i64);
-    let parts = if call.size("KIND") == 3 { 2 } else { 1 };
+    let (kind, parts) = (call.size("KIND"), if call.size("KIND") == 3 { 2 } else { 1 });
+    // Both parts of a number.
+    let both = |machine: &Machine, of, at, low| match kind {
+        2 => [machine.read(of, at), machine.read(of, at + low)],
+        _ => split(parts, machine.read(of, at)),
+    };
     let taps: i64 = layout.kernel.iter().product();
     let Layout { kernel, classes, step, counts, shifts, group_in, group_out, .. } = layout;
     for at in 0..call.grid[1] {
@@ -134,9 +148,10 @@ pub fn run(call: &Call<'_>, machine: &mut Machine) {
                 let sum: f64 = (at * share..count.min((at + 1) * share))
                     .filter(|row| row - back >= 0)
                     .map(|row| {
-                        let [high, low] = split(parts, machine.read(rows, lie.at(row, slot)));
-                        let [x_high, x_low] = split(parts, machine.read(x, (row - back) * vector + ci));
-                        x_high * high + (x_low * high + x_high * low)
+                        let [high, of_low] = both(machine, rows, lie.at(row, slot), low(call, "g_low"));
+                        let [x_high, x_low] = both(machine, x, (row - back) * vector + ci, X_LOW);
+                        let x_by = if kind == 2 { by_low(x_high) } else { x_high };
+                        x_high * high + (x_low * high + x_by * of_low)
                     })
                     .sum();
                 let t = (tap[0] * kernel[1] + tap[1]) * kernel[2] + tap[2];
