@@ -6,12 +6,11 @@
 // the inverse of.
 //
 // Parameters: `w`, `out`, for KIND 5 and 2 `bounds` (of each channel of the gradient, as `gradient_rows` has them), `control` (the word of
-// the largest magnitude, as bits of float32; of KIND 2 with and without the scale, and an infinity where those of a group's channels that
-// are not zero throughout have bounds more than 2^24 apart: beside the largest the weights of others would have too few bits); i32: `groups`, `group_in`,
+// the largest magnitude, as bits of float32; of KIND 2 with and without the scale, and an infinity where bounds of a group `are_apart`); i32: `groups`, `group_in`,
 // `group_out`, `slots`; of depth, height, width: kernel, classes, step, count. Threads: 256. Grid: any number of blocks.
 
 #include "digits.cuh"
-#include "row_exponent.cuh"
+#include "half_parts.cuh"
 
 extern "C" __global__ void __launch_bounds__(256) gradient_weight(const Element *w, Element *out,
 #if SCALED
@@ -47,16 +46,8 @@ extern "C" __global__ void __launch_bounds__(256) gradient_weight(const Element 
     }
 #if KIND == 2
     if (blockIdx.x == 0 && threadIdx.x < 32)
-        for (int group = 0; group < groups; group++) {
-            int least = 1000, last = -1000;
-            for (int co = threadIdx.x; co < group_out; co += 32) {
-                const float bound = bounds[group * group_out + co];
-                if (bound == 0.0f) continue;
-                least = min(least, row_exponent(bound));
-                last = max(last, row_exponent(bound));
-            }
-            if (__reduce_max_sync(0xffffffffu, last) - __reduce_min_sync(0xffffffffu, least) > 24) most = 0x7f800000u;
-        }
+        for (int group = 0; group < groups; group++)
+            if (are_apart(bounds + group * group_out, group_out)) most = 0x7f800000u;
 #endif
     raise(control, as_float32(Element{}, most));
 }

@@ -26,8 +26,8 @@
 //
 // `KIND` 2, float32 as two fp16 (`half_parts.cuh`). `dy` is scaled by the power of two that `row_exponent` makes of its channel's bound, the
 // weight by the inverse and then each channel of the input by its largest; x of a tile, too. What is written is scaled back. Where a
-// position's gradients are not all zero and `is_too_coarse`, or x or the weight is past what can be scaled, the word becomes an infinity,
-// and all that is written is for others to write anew.
+// position's gradients are not all zero and `is_too_coarse`, or bounds `are_apart`, or x or the weight is past what can be scaled, the word
+// becomes an infinity, and all that is written is for others to write anew.
 //
 // # What it takes
 //
@@ -112,6 +112,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) shuffle_gradient(
     double post_slope) {
 #if KIND == 3
     if (stands(unless)) return;
+#elif KIND == 2
+    if (dx && blockIdx.x == 0 && threadIdx.x < 32 && are_apart(bounds, out_channels)) raise(control, 0x7f800000u);
 #endif
     extern __shared__ __align__(128) char memory[];
     Element *const raw = (Element *)memory;

@@ -11,6 +11,7 @@ use super::weight_gradient;
 use super::weight_gradient_lines;
 use super::weight_gradient_narrow;
 use crate::plan::Buffer;
+use std::ops::Range;
 
 /// The axes' names.
 pub const AXES: [&str; 3] = ["d", "h", "w"];
@@ -470,21 +471,20 @@ fn weight(call: &Call<'_>, machine: &mut Machine) {
     if call.variant.param("KIND") == Some(2) {
         let all = groups * group_in * group_out * kernel.iter().product::<i64>();
         most = (0..all).fold(most, |most, at| most.max(bits(machine.read(w, at))));
-        // Of channels that are not zero throughout what they are scaled by.
-        let bounds = call.pointer("bounds");
-        let of_group = |group: i64| -> Vec<f64> {
-            let channels =
-                (group * group_out..(group + 1) * group_out).filter(|&c| machine.read(bounds, c) != 0.0);
-            channels.map(|c| row_scale(call, machine, c)).collect()
-        };
-        let apart = |of: Vec<f64>| {
-            of.iter().copied().fold(0.0, f64::max) / of.iter().copied().fold(f64::INFINITY, f64::min)
-        };
-        if (0..groups).any(|group| apart(of_group(group)) > 0.5f64.powi(-24)) {
+        if (0..groups).any(|group| are_apart(call, machine, group * group_out..(group + 1) * group_out)) {
             most = bits(f64::INFINITY);
         }
     }
     raise(call, machine, 0, most);
+}
+
+/// Whether the bounds of channels, of those that are not zero throughout, are too far apart for a weight that is scaled by their inverses.
+pub fn are_apart(call: &Call<'_>, machine: &Machine, channels: Range<i64>) -> bool {
+    let bounds = call.pointer("bounds");
+    let scales = channels.filter(|&c| machine.read(bounds, c) != 0.0).map(|c| row_scale(call, machine, c));
+    let (least, most) =
+        scales.fold((f64::INFINITY, 0.0f64), |(least, most), of| (least.min(of), most.max(of)));
+    most / least > 24f64.exp2()
 }
 
 /// Whether the result of another kernel stands, which multiplied numbers that are all finite, also as tf32, or that two fp16 do for:

@@ -2,7 +2,7 @@
 
 use super::contracts::{FINITE, LIFT, bits, raise, scale};
 use super::epilogue::{Epilogue, check_epilogue, tasks};
-use super::gradient::{INFINITE_AS_TF32, stands};
+use super::gradient::{INFINITE_AS_TF32, are_apart, stands};
 use super::machine::{Call, Machine};
 use super::operand::{by_low, halves, is_too_coarse, split};
 
@@ -367,6 +367,7 @@ pub fn run(call: &Call<'_>, machine: &mut Machine) {
         }
     }
     if layout.kind == 2 {
+        coarse |= dx.is_some() && are_apart(call, machine, 0..layout.out_channels);
         raise(call, machine, 0, if coarse { FINITE + 1.0 } else { 0.0 });
     }
 }

@@ -214,12 +214,13 @@ fn what_is_no_number_goes_where_the_definition_has_it() {
 #[test]
 fn numbers_of_any_magnitudes_are_multiplied() {
     type Change = fn([&mut Vec<f64>; 3]);
-    let changes: [(Change, bool); 8] = [
+    let changes: [(Change, bool); 9] = [
         // Lines of two residues along width, each position's.
         (|[.., g]| g.iter_mut().skip(4).step_by(16).for_each(|g| *g *= 1e-14), false),
         (|[.., g]| g.chunks_mut(16).for_each(|g| g[4..6].iter_mut().for_each(|g| *g *= 1e-14)), true),
         (|[.., g]| g.iter_mut().for_each(|g| *g *= 1e-30), false),
         (|[.., g]| g.iter_mut().for_each(|g| *g *= 1e20), false),
+        (|[.., g]| g[7] = 1e12, true),
         (|[x, ..]| x.iter_mut().step_by(3).for_each(|x| *x *= 1e-10), false),
         (|[x, ..]| x[5] = 1e25, true),
         (|[_, w, _]| w.iter_mut().step_by(3).for_each(|w| *w *= 1e-10), false),
