@@ -29,13 +29,15 @@ __device__ __forceinline__ unsigned by_low(unsigned pair) {
 /// Whether bounds of a group's channels, of those that are not zero throughout, are more than 2^24 apart: of weights that are scaled by
 /// their inverses some would have too few bits beside the largest. A warp asks.
 __device__ __forceinline__ bool are_apart(const float *bounds, int channels) {
-    int least = 1000, most = -1000;
+    // Exponents and their negatives, both from 0 up.
+    constexpr int ZERO = 200;
+    unsigned most = 0, least = 0;
     for (int c = threadIdx.x % 32; c < channels; c += 32) {
         if (bounds[c] == 0.0f) continue;
-        least = min(least, row_exponent(bounds[c]));
-        most = max(most, row_exponent(bounds[c]));
+        most = max(most, (unsigned)(ZERO + row_exponent(bounds[c])));
+        least = max(least, (unsigned)(ZERO - row_exponent(bounds[c])));
     }
-    return __reduce_max_sync(0xffffffffu, most) - __reduce_min_sync(0xffffffffu, least) > 24;
+    return __reduce_max_sync(0xffffffffu, most) + __reduce_max_sync(0xffffffffu, least) > 2 * ZERO + 24;
 }
 
 /// Whether fp16 in two parts is too coarse for what has this largest magnitude, given as bits, or ends before it. What is 2^-14 or more
