@@ -12,9 +12,9 @@ const HALO: usize = 4;
 const STAGES: usize = 3;
 const PAD: usize = 8;
 
-/// Products and sums a second of one multiprocessor, of 16 bits, of tf32, of two of them, and of two fp16, of which there is no
-/// kernel, with as many warps as hide the latency of each other's instructions; fewer are slower.
-const RATES: [f64; 4] = [3.1e12, 1.26e12, 0.58e12, 1.0e12];
+/// Products and sums a second of one multiprocessor, of 16 bits, of tf32, and of two of them, with as many warps
+/// as hide the latency of each other's instructions; fewer are slower.
+const RATES: [f64; 3] = [3.1e12, 1.26e12, 0.58e12];
 const WARPS: usize = 12;
 /// Bytes a second from the second-level cache.
 const CACHE: f64 = 4.5e12;
@@ -77,8 +77,8 @@ impl Shares {
     }
 }
 
-/// What is of a kind of numbers, of 16 bits, tf32, two of them, and two fp16.
-pub(super) fn of_kind(kind: i64, all: [f64; 4]) -> f64 {
+/// What is of a kind of numbers, of 16 bits, tf32, two of them, and two fp16 where there are kernels of these.
+pub(super) fn of_kind(kind: i64, all: &[f64]) -> f64 {
     all[match kind {
         0 => 0,
         1 => 1,
@@ -139,7 +139,7 @@ impl<'a> WeightGradient<'a> {
         let element = context.operand_bytes();
         let (device, ctas) = (context.device.multiprocessors, size(kernel, "CTAS"));
         let warps = ctas * size(kernel, "WARPS_M") * size(kernel, "WARPS_N");
-        let rate = of_kind(kind, RATES) * (warps as f64 / WARPS as f64).min(1.0);
+        let rate = of_kind(kind, &RATES) * (warps as f64 / WARPS as f64).min(1.0);
         // The blocks of a multiprocessor share its rate.
         let compute = (2 * m * n * taps * kc) as f64 / rate * ctas as f64;
         let bytes = (((kc + halo) * m + kc * n) * element) as f64;

@@ -148,7 +148,7 @@ impl<'a> WeightGradientLines<'a> {
             product(&[rows.batch, d.axis.input, strips, h.axis.input]).filter(|&lines| lines < 1 << 30)?;
 
         let places = context.device.multiprocessors;
-        let compute = (2 * TAPS * m * n * steps * step) as f64 / of_kind(kind, RATES);
+        let compute = (2 * TAPS * m * n * steps * step) as f64 / of_kind(kind, &RATES);
         let copied = (steps * step + (w.count - 1) * w.apart) * h.classes * w.classes * n * element;
         let copy = |bytes: usize| (bytes * places) as f64 / CACHE;
         let turned = h.classes * w.classes * steps * n / if kind == 1 { 2 } else { 1 };

@@ -65,7 +65,7 @@ impl<'a> WeightGradientNarrow<'a> {
             return None;
         }
         let (kc, places) = (plan.stage_rows(), context.device.multiprocessors * ctas);
-        let stage = ((shared / STAGES * places) as f64 / CACHE).max(of_kind(kind, STAGE));
+        let stage = ((shared / STAGES * places) as f64 / CACHE).max(of_kind(kind, &STAGE));
         let sums = rows.taps() * rows.group_in * rows.group_out * 4;
         let Shares { splits, share, seconds } = Shares::best(rows.count, (kc, stage), [items, places], sums)?;
         Some(WeightGradientNarrow { splits, share, seconds, ..plan })

@@ -21,6 +21,15 @@ __device__ __forceinline__ unsigned long long across(unsigned address, unsigned 
     return ((unsigned long long)(address & 0x3ffff) >> 4) | (8ull << 16) | ((unsigned long long)(panel >> 4) << 32);
 }
 
+/// Hands over what a warpgroup's matrix instructions add up in a thread: of which of 64 rows, and which column.
+template <int COUNT, typename F> __device__ __forceinline__ void each_sum(const float (&sum)[COUNT], F f) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int j = 0; j < COUNT / 4; j++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) f(threadIdx.x % 128 / 32 * 16 + lane / 4 + e / 2 * 8, 8 * j + lane % 4 * 2 + e % 2, sum[4 * j + e]);
+}
+
 /// The gradient of the input.
 struct Gradient {
     Element *dx;

@@ -123,12 +123,6 @@ struct Products {
 
     /// Hands over this thread's sums of dW: of which row, which channel, and of which share.
     template <typename F> __device__ __forceinline__ void sums(F f) const {
-        const int lane = threadIdx.x % 32;
-#pragma unroll
-        for (int j = 0; j < CI / 8; j++)
-#pragma unroll
-            for (int e = 0; e < 4; e++)
-                f(group % (ROWS / 64) * 64 + threadIdx.x % 128 / 32 * 16 + lane / 4 + e / 2 * 8, 8 * j + lane % 4 * 2 + e % 2, group / (ROWS / 64),
-                  sum[4 * j + e]);
+        each_sum(sum, [&](int row, int c, float v) { f(group % (ROWS / 64) * 64 + row, c, group / (ROWS / 64), v); });
     }
 };

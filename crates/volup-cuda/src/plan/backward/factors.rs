@@ -193,9 +193,8 @@ pub(super) fn input_plans(context: Context<'_>, rows: &Rows) -> Result<Vec<(Opti
     let plan = if context.halves > 0 { None } else { Some(Plan::forward(context)?) };
     let context = Context { packed: true, ..context };
     let may = request.algorithm.is_none_or(|algorithm| algorithm == Algorithm::HaloGemm);
-    let halo = Halo::all(context).into_iter().min_by(|one, other| one.seconds.total_cmp(&other.seconds));
     let faster = |halo: &Halo<'_>| plan.as_ref().is_none_or(|plan| halo.seconds < plan.seconds());
-    let halo = halo.filter(|halo| may && faster(halo));
+    let halo = Halo::best(context).filter(|halo| may && faster(halo));
     let mut plans: Vec<_> = plan.into_iter().map(|plan| (Some(plan), None)).collect();
     if let Some(halo) = halo {
         let panel_rows = Some(halo.panel_rows());

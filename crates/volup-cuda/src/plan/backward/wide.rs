@@ -34,6 +34,5 @@ impl<'a> Backward<'a> {
 
 /// The plan of the convolution that is the gradient of the input: by `halo_gemm`, whose launches know how to do nothing.
 pub(super) fn plan(context: Context<'_>) -> Result<Option<Plan>> {
-    let halo = Halo::all(context).into_iter().min_by(|one, other| one.seconds.total_cmp(&other.seconds));
-    halo.map(|halo| Plan::of(context, Some(Family::Halo(Box::new(halo))))).transpose()
+    Halo::best(context).map(|halo| Plan::of(context, Some(Family::Halo(Box::new(halo))))).transpose()
 }
