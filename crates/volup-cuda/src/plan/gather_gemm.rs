@@ -343,7 +343,7 @@ impl<'a> GatherGemm<'a> {
         steps.push(panels.pack(context, weight, if has_scale { scale } else { control })?);
         let at = workspace.take(input.rows * groups * input.panels * 16);
         if !self.along {
-            steps.push(input.pack(context, 0, at, control, true)?);
+            input.pack(context, 0, at, control, true, steps)?;
         }
         let parts = (self.way == Way::Counted).then(|| self.of_samples.take(context, workspace));
         steps.push(self.multiply(context, [at, weight, scale, control], &input, parts)?);

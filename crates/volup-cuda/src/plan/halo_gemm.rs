@@ -29,6 +29,8 @@ const LAUNCH: f64 = 3.6e-6;
 /// Clocks a second, and the share of the matrix instructions' rate that is reached.
 const CLOCK: f64 = 1.65e9;
 const EFFICIENCY: f64 = 0.95;
+/// The most columns of which two fp16's parts are columns of one instruction, where a block is alone and where two share a multiprocessor.
+const BOTH: [usize; 2] = [48, 32];
 /// Bytes a second of the memory, and from the second-level cache to shared memory.
 const MEMORY: f64 = 3.2e12;
 const CACHE: f64 = 4.5e12;
@@ -364,16 +366,21 @@ impl<'a> Halo<'a> {
             return None;
         }
 
-        // Cost. Products: 64 rows by 32 bytes an instruction, three of them for the split.
+        // Cost. Products: 64 rows by 32 bytes an instruction. Of the split's three, two are one of twice the columns, where these are few.
         let device = context.device.multiprocessors as f64;
         let steps = (taps * w_steps * chunks * chunk_panels / 2) as f64;
-        let instructions = (row_tiles * bm / 64 * all) as f64 * steps * if parts == 2 { 3.0 } else { 1.0 };
+        let instructions = (row_tiles * bm / 64 * all) as f64 * steps;
         // Where taps lack along height and width alone a stage is none the less needed.
         let [of_d, of_h, of_w] = short.map_or([1.0; 3], |short| short.shares(geometry.conv().kernel_size()));
         let there = of_d * of_h * of_w;
         let stages_there = of_d * if whole_h { 1.0 } else { of_h };
         let instructions = instructions * there;
-        let clocks = (0.5 * n as f64).max(14.0 + n as f64 / 4.0);
+        let clocks = |n: usize| (0.5 * n as f64).max(14.0 + n as f64 / 4.0);
+        let clocks = match operand {
+            Operand::Split if n <= BOTH[ctas - 1] => clocks(2 * n) + clocks(n),
+            _ if parts == 2 => 3.0 * clocks(n),
+            _ => clocks(n),
+        };
         let side_by_side = device * ctas as f64;
         let mut full = tiles as f64 / ((tiles as f64 / side_by_side).ceil() * side_by_side);
         let mut by_work = false;
@@ -437,8 +444,8 @@ impl<'a> Halo<'a> {
         };
         let output = output / (lattices[0].step * lattices[1].step) as f64;
         // The first two packs overlap.
-        let scales = if parts == 2 { 2 } else { usize::from(operand.has_scale()) };
-        let launches = if packed { 2 } else { parts_of_batch * 2 + 2 + scales };
+        let launches = if operand == Operand::Split { 3 } else { 2 };
+        let launches = if packed { 2 } else { parts_of_batch * launches + 2 + usize::from(operand.has_scale()) };
         let launches = launches as f64 * LAUNCH;
         let product = busy.max(output) + 0.2 * busy.min(output);
         let plan = Halo {

@@ -25,16 +25,15 @@ const SHARE: usize = 8;
 /// The part of the second-level cache that what is packed ahead of the products may take, unless tiles in turn need more: so many
 /// turns of all blocks.
 const AHEAD: usize = 3;
-/// What packing beside products takes of the time that it takes by itself, of one part and of two: both take the GPU's power, and
-/// what packs takes shared memory from the products, of which two parts have too little.
-const BESIDE: [f64; 2] = [0.6, 1.2];
-/// Bytes a second of the input that may be packed so: of elements of 2 bytes, of 4; of these in two parts where each row is a
-/// position, so that lanes exchange what they have, for each panel up to so many.
+/// What packing beside products takes of the time that it takes by itself: both take the GPU's power.
+const BESIDE: f64 = 0.6;
+/// Bytes a second of the input that may be packed so: of elements of 2 bytes, of 4.
 const PACKED: [f64; 2] = [0.5e12, 1e12];
-const EXCHANGED: f64 = 2.5e10;
-const PANELS: usize = 8;
 /// What waiting for the first rows takes, in seconds.
 const FIRST: f64 = 6e-6;
+
+/// Blocks a multiprocessor that may pack the input again.
+const AGAIN: usize = 3;
 
 /// The most blocks along the second and third axis of a grid.
 const MOST_BLOCKS: usize = 65_535;
@@ -61,14 +60,14 @@ pub(super) fn packer_bytes(context: Context<'_>) -> usize {
     PACKER_BYTES * context.request.dtype.size()
 }
 
-/// Whether a product by that kernel may pack the input beside its work: all of it, with no slice and no panel's part empty, below
-/// 32-bit counts.
+/// Whether a product by that kernel may pack the input beside its work: all of it, in one part, with no slice and no panel's part
+/// empty, below 32-bit counts.
 pub(super) fn may_pack_along(context: Context<'_>, kernel: &Variant, operand: Operand) -> bool {
     let [_, channels, ..] = context.request.geometry.input_shape();
     let elements = context.request.geometry.input_shape().iter().product::<usize>();
     size(kernel, "CTAS") == 1
         && kernel.param("SHORT").is_none()
-        && operand != Operand::Parts
+        && operand.parts() == 1
         && !context.packed
         && channels.is_multiple_of(16 / operand.bytes())
         && elements <= i32::MAX as usize
@@ -208,13 +207,8 @@ impl InputPanels {
     pub(super) fn beside(&self, context: Context<'_>, products: f64, alone: f64) -> f64 {
         let request = context.request;
         let bytes = request.geometry.input_shape().iter().product::<usize>() * request.dtype.size();
-        let rate = match (self.operand, self.block) {
-            (Operand::Half, _) => PACKED[0],
-            (Operand::Split, 1) => EXCHANGED * self.channel_panels.min(PANELS) as f64,
-            _ => PACKED[1],
-        };
-        let least = bytes as f64 / rate;
-        FIRST + (BESIDE[self.operand.parts() - 1] * alone).max(least - products)
+        let least = bytes as f64 / PACKED[usize::from(self.operand != Operand::Half)];
+        FIRST + (BESIDE * alone).max(least - products)
     }
 
     /// Units of a line, lines before the first, units of a piece as a power of two, and pieces, as `pack_ahead.cuh` has them.
@@ -257,7 +251,7 @@ impl InputPanels {
         push(arguments, [units, before, shift, pieces, rows.map_or(0, ahead)])
     }
 
-    /// The launch that writes it, of samples from so many bytes into the input on, to an address of the workspace. It may go along
+    /// The launches that write it, of samples from so many bytes into the input on, to an address of the workspace. They may go along
     /// with the weight's.
     pub(super) fn pack(
         &self,
@@ -266,7 +260,8 @@ impl InputPanels {
         to: u64,
         control: u64,
         overlap: bool,
-    ) -> Result<Step> {
+        steps: &mut Vec<Step>,
+    ) -> Result<()> {
         let request = context.request;
         let channels = request.geometry.conv().in_channels();
         let mut arguments = vec![Argument::Pointer(Buffer::Input, from)];
@@ -282,10 +277,20 @@ impl InputPanels {
         let busy = context.device.multiprocessors * 4096;
         let lanes = (busy / self.rows).max(1).next_power_of_two().min(most);
         push(&mut arguments, [lanes])?;
-        arguments.extend(self.operand.unless());
         let params = [("KIND", self.operand.panel_kind())];
         let variant = *context.kernel("halo_pack_input", &self.operand.types(context), &params)?;
-        let grid = [self.rows.div_ceil(THREADS / lanes) as u32, 1, 1];
-        Ok(Step::Launch { variant, grid, shared: 0, arguments, overlap })
+        let blocks = self.rows.div_ceil(THREADS / lanes);
+        let mut launch = |last: Option<Argument>, blocks: usize, overlap| {
+            let arguments = arguments.iter().copied().chain(last).collect();
+            steps.push(Step::Launch { variant, grid: [blocks as u32, 1, 1], shared: 0, arguments, overlap });
+        };
+        if self.operand == Operand::Split {
+            launch(Some(0i32.into()), blocks, overlap);
+            // By the largest magnitude, should the sample's have been far smaller.
+            launch(Some(1i32.into()), blocks.min(AGAIN * context.device.multiprocessors), true);
+        } else {
+            launch(self.operand.unless(), blocks, overlap);
+        }
+        Ok(())
     }
 }

@@ -21,8 +21,8 @@
 //   A slice has `chunks * chunk_panels` panels, an even number a chunk; those past the last are zeros.
 //   Panels are `a_rows` rows apart. The split's low part follows after `slices*chunks*chunk_panels` panels.
 // - **B**, written by `halo_pack_weight`: tiles of `chunk_panels` panels of BN rows (columns of Y) of 16
-//   bytes, in the order [slice][column block][td][chunk][th][step]. The split's tile holds the high
-//   part's panels, then the low part's.
+//   bytes, in the order [slice][column block][td][chunk][th][step]. Of two parts a panel holds BN rows of the high
+//   one, then those of the low one, so that both may be columns of one instruction.
 // - **Columns** of a slice: `outputs` = block * stride residues along width, `rr = jj*stride + r`, of each
 //   of its `channels` output channels: `column = co*outputs + rr` if `channels_first`, else
 //   `rr*channels + co`. `ow = jb*outputs + rr + w_shift`.
@@ -113,8 +113,12 @@
 /// Whether float32 is multiplied in two parts.
 #define PARTED (KIND == 2 || KIND == 3)
 
+/// Of two fp16 whether rows' high parts are multiplied by both parts of columns at once: below 64 columns an instruction waits for its
+/// rows, and there are registers for the sums. The assembler does not let other instructions add to a part of an instruction's sums.
+#define BOTH (KIND == 2 && BN <= (CTAS == 1 ? 48 : 32))
+
 /// Whether a block that is alone may pack the input while it multiplies.
-#if defined(SHORT) || KIND == 3 || CTAS > 1
+#if defined(SHORT) || PARTED || CTAS > 1
 #define PACKS_AHEAD 0
 #else
 #define PACKS_AHEAD 1
@@ -341,7 +345,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
         float cross[MI][REGISTERS];
 #endif
 #if PARTED
-        float high[MI][REGISTERS];
+        float high[MI][BOTH ? 2 * REGISTERS : REGISTERS];
         int fresh = 1, units_since = 0;
 #endif
 #pragma unroll
@@ -354,8 +358,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
 #endif
 #if PARTED
                 high[i][j] = 0.0f;
+                if (BOTH) high[i][j + REGISTERS] = 0.0f;
 #endif
             }
+#if PARTED
+        // Cross products of fp16 are 2^11 times too large.
+        const auto promoted = [&](int i, int j) { return BOTH ? fmaf(high[i][j + REGISTERS], 0.00048828125f, high[i][j]) : high[i][j]; };
+#endif
         // What the matrix instructions in flight read, to be given back when they are done.
         int held_a = -1, held_b = -1;
         for (int ad = 0; ad < t.phase.nd; ad++) {
@@ -371,24 +380,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
                         for (int u = 0; u < UNITS_W; u++) {
                             const int slot = resident ? unit0 + u : at_b;
                             barrier_wait(full_b + 8 * slot, resident ? 0 : phase_b);
-                            unsigned from_b = place(ring_b + slot * unit_bytes, BN * 16);
+                            unsigned from_b = place(ring_b + slot * unit_bytes, PARTS * BN * 16);
                             matrix_fence();
                             for (int w = 0; w < STEPS_W; w++) {
                                 unsigned a_step = from_a, b_step = from_b;
-                                for (int k = 0; k < steps; k++, a_step += panel_bytes / 8, b_step += 2 * BN) {
+                                for (int k = 0; k < steps; k++, a_step += panel_bytes / 8, b_step += 2 * PARTS * BN) {
                                     const unsigned long long wb = operand_at<1>(b_step);
 #pragma unroll
                                     for (int i = 0; i < MI; i++) {
                                         const unsigned long long xa = operand_at<MI>(a_step + i * 8);
 #if PARTED
-                                        const unsigned long long xl = operand_at<MI>(a_step + i * 8 + part_bytes / 16), wl = operand_at<1>(b_step + chunk_panels * BN);
+                                        const unsigned long long xl = operand_at<MI>(a_step + i * 8 + part_bytes / 16);
                                         multiply(high[i], xa, wb, !(fresh && w + k == 0));
 #if KIND == 2
                                         multiply(cross[i], xl, wb, 1);
-                                        multiply(cross[i], xa, wl, 1);
+                                        if (!BOTH) multiply(cross[i], xa, operand_at<1>(b_step + BN), 1);
 #else
                                         multiply(high[i], xl, wb, 1);
-                                        multiply(high[i], xa, wl, 1);
+                                        multiply(high[i], xa, operand_at<1>(b_step + BN), 1);
 #endif
 #else
                                         multiply(sum[i], xa, wb, 1);
@@ -406,7 +415,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
 #pragma unroll
                                 for (int i = 0; i < MI; i++)
 #pragma unroll
-                                    for (int j = 0; j < REGISTERS; j++) sum[i][j] += high[i][j];
+                                    for (int j = 0; j < REGISTERS; j++) sum[i][j] += promoted(i, j);
                                 fresh = 1;
                                 units_since = 0;
                             } else {
@@ -437,16 +446,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
             if (held_a >= 0) barrier_arrive(empty_a + 8 * held_a);
             if (held_b >= 0) barrier_arrive(empty_b + 8 * held_b);
         }
+#if PARTED
+#pragma unroll
+        for (int i = 0; i < MI; i++)
+#pragma unroll
+            for (int j = 0; j < REGISTERS; j++) {
+                sum[i][j] += fresh ? 0.0f : promoted(i, j);
 #if KIND == 2
-#pragma unroll
-        for (int i = 0; i < MI; i++)
-#pragma unroll
-            for (int j = 0; j < REGISTERS; j++) sum[i][j] = (sum[i][j] + (fresh ? 0.0f : high[i][j])) + cross[i][j] * 0.00048828125f;
-#elif PARTED
-#pragma unroll
-        for (int i = 0; i < MI; i++)
-#pragma unroll
-            for (int j = 0; j < REGISTERS; j++) sum[i][j] += fresh ? 0.0f : high[i][j];
+                sum[i][j] += cross[i][j] * 0.00048828125f;
+#endif
+            }
 #endif
 
         // Where rows and columns go. Offsets are 32-bit from the tile's first sample on.
@@ -454,8 +463,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
         if (t.column_block != known) {
             known = t.column_block;
 #if SCALED
-            // What was packed by somebody else is scaled already: nobody has looked for its largest magnitude.
-            const float scale_x = KIND == 2 && control[0] == 0 ? 1.0f : power(-input_exponent(control));
+            const float scale_x = power(-input_exponent(control));
 #endif
             asm volatile("bar.sync %0, 128;" ::"r"(warpgroup + 1) : "memory");
 #ifdef TAPS

@@ -3,11 +3,12 @@
 // Parameters: `x`, `out`, `control`; i32: `a_rows`, `lead`, `pd`, `ph`, `pw`, `block`, `n`, `depth`,
 // `height`, `width`, `slices`, `slice_in`, `panels` (of a slice: chunks*chunk_panels), `channel_panels`,
 // `x_n`, `x_c`, `x_d`, `x_h`, `x_w`, `lanes`; for two tf32 `unless` (null, or words after which the result of another kernel may stand;
-// then nothing is done). Threads: 256; `lanes` of them (1, 2, 4 or 8) share a row.
+// then nothing is done); for two fp16 `again` (1: nothing is done unless the sample of the input, which they are scaled by, has turned
+// out too small, or coarse positions are counted once more). Threads: 256; `lanes` of them (1, 2, 4 or 8) share a row.
 // `x_c` = 1 is read by vectors of channels, `x_w` = 1 by vectors of a row's positions, where sizes and addresses
-// allow. Grid: (ceil(a_rows / (256/lanes)), 1). Control words as in `pack`; two fp16 read word 0, which `pack_largest` has filled,
-// one reads word 4, which `half_scale` has. It may be launched so that it starts while `halo_pack_weight` still runs, and does not
-// end before that.
+// allow. Grid: any number of blocks along the first axis. Control words as in `pack`; one and two fp16 read word 4, which `half_scale` has
+// filled, and of two word 0 is the largest magnitude when it is done. It may be launched so that it starts while `halo_pack_weight` still
+// runs, and does not end before that.
 
 #include "divisor.cuh"
 #include "gradient_taps.cuh"
@@ -39,10 +40,10 @@ struct Share {
     int a_rows, lane, lanes, slices, slice_in, panels, channel_panels, x_c;
     float scale;
 
-    /// Of COUNT positions, `from` the first of them on, `parity` that one's in its row, those that are `here`; returns the
-    /// largest magnitude. WHOLE: there is one slice, whose channels fill its panels, so that every thread may read,
+    /// Of COUNT positions, `from` the first of them on, `parity` that one's in its row, those that are `here`; raises the
+    /// largest magnitude of each. WHOLE: there is one slice, whose channels fill its panels, so that every thread may read,
     /// whatever it makes of it, and several panels before it writes them.
-    template <int COUNT, bool WHOLE> __device__ __forceinline__ unsigned pack(long long from, int row, int parity, bool here, unsigned most) const {
+    template <int COUNT, bool WHOLE> __device__ __forceinline__ void pack(long long from, int row, int parity, bool here, unsigned (&most)[COUNT]) const {
         int slice = lane / channel_panels, cp = lane - slice * channel_panels;
         uint4 *to = out + (long long)(slice * panels + parity * channel_panels + cp) * a_rows + row;
         const Element *first = x + (here ? from : 0) + (long long)(slice * slice_in + cp * E) * x_c;
@@ -58,7 +59,7 @@ struct Share {
             }
 #pragma unroll
             for (int k = 0; k < COUNT; k++) {
-                most = larger(most, v[k]);
+                most[k] = larger(most[k], v[k]);
                 write(v[k], to + (long long)k * channel_panels * a_rows);
             }
             cp += lanes;
@@ -72,12 +73,11 @@ struct Share {
                 first += (long long)(slice_in - channel_panels * E) * x_c;
             }
         }
-        return most;
     }
 
     /// Of one position whose channels lie together, in whole 16 bytes.
     __device__ __forceinline__ unsigned pack_channels(long long from, int row, int parity, bool here, unsigned most) const {
-#pragma unroll(16 / E)
+#pragma unroll(PARTS == 1 ? 16 / E : 1)
         for (int p = lane; p < slices * channel_panels; p += lanes) {
             const int slice = p / channel_panels, cp = p - slice * channel_panels;
             alignas(16) Element v[E];
@@ -137,15 +137,22 @@ struct Share {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(256, 4) halo_pack_input(
+extern "C" __global__ void __launch_bounds__(256, KIND == 2 ? 3 : 4) halo_pack_input(
     const Element *x, uint4 *out, unsigned *control, int a_rows, int lead, int pd, int ph, int pw, int block, int n, int depth, int height,
     int width, int slices, int slice_in, int panels, int channel_panels, int x_n, int x_c, int x_d, int x_h, int x_w, int lanes
-#if KIND == 3
+#if KIND == 2
+    , int again
+#elif KIND == 3
     , const unsigned *unless
 #endif
 ) {
     let_next_start();
-#if KIND == 3
+#if KIND == 2
+    if (again) {
+        await_previous();
+        if (!is_beyond_sample(control)) return;
+    }
+#elif KIND == 3
     if (stands(unless)) {
         await_previous();
         return;
@@ -158,16 +165,12 @@ extern "C" __global__ void __launch_bounds__(256, 4) halo_pack_input(
     const bool dense = x_c == 1;
     const int lane = dense ? threadIdx.x % lanes : threadIdx.x / block_rows;
     const int local = dense ? threadIdx.x / lanes : threadIdx.x % block_rows;
-    const int row = blockIdx.x * block_rows + local, position = max(row - lead, 0);
     float scale = 1.0f;
-#if SCALED
+#if KIND == 2
+    scale = power(again ? input_exponent(control) : sample_exponent(control));
+#elif SCALED
     scale = power(input_exponent(control));
 #endif
-    __syncthreads();
-    const int line = by[0].divide(position), iw = (position - line * pw) * block, plane = by[1].divide(line), ih = line - plane * ph;
-    const int sample = by[2].divide(plane), id = plane - sample * pd;
-    const bool here = row >= lead && sample < n && id < depth && ih < height;
-    const long long from = here ? (long long)sample * x_n + id * x_d + ih * x_h + iw * x_w : 0;
     const Share share = {x, out, a_rows, lane, lanes, slices, slice_in, panels, channel_panels, x_c, scale};
     // By vectors of channels, or of the row's positions.
     const bool channels = dense && ((unsigned long long)x | (x_n | x_d | x_h | x_w | slice_in) * sizeof(Element)) % 16 == 0;
@@ -180,50 +183,77 @@ extern "C" __global__ void __launch_bounds__(256, 4) halo_pack_input(
     [[maybe_unused]] __shared__ unsigned largest_of[SCALED ? 256 : 1];
     unsigned most = 0;
     [[maybe_unused]] unsigned coarse_ones = 0;
-    if (!SCALED && positions && row < a_rows && (block == 2 || block == 4)) {
-        const bool at = here && iw < width;
-        if (whole)
-            most = block == 2 ? share.pack<2, true>(from, row, 0, at, 0) : share.pack<4, true>(from, row, 0, at, 0);
-        else
-            most = block == 2 ? share.pack<2, false>(from, row, 0, at, 0) : share.pack<4, false>(from, row, 0, at, 0);
-    } else if (together) {
-#pragma unroll 1
-        for (int parity = 0; parity < block; parity++)
-            most = share.pack_together(from + parity * x_w, row, parity, here && iw + parity < width, most, staged + threadIdx.x / 32 * 256);
-    } else {
-#pragma unroll 1
-        for (int parity = 0; parity < block; parity++) {
-            const bool at = here && iw + parity < width;
-            // The split's is of a position, others' of all.
-            if (SCALED) most = 0;
-            if (row < a_rows)
-                most = channels ? share.pack_channels(from + parity * x_w, row, parity, at, most)
-                       : whole  ? share.pack<1, true>(from + parity * x_w, row, parity, at, most)
-                                : share.pack<1, false>(from + parity * x_w, row, parity, at, most);
+    // Tells of a position's largest magnitude, of those that lanes have found.
+    const auto tell = [&](unsigned of_position) {
+        most = max(most, as_float32(Element{}, largest(Element{}, of_position)));
 #if SCALED
-            largest_of[threadIdx.x] = most;
+        if (lanes > 1) {
+            largest_of[threadIdx.x] = of_position;
             __syncthreads();
-            bool coarse = false;
-            if (lane == 0) {
-                for (int l = 1; l < lanes; l++) most = max(most, largest_of[dense ? local * lanes + l : l * block_rows + local]);
-                coarse = is_coarse(most, scale);
-            }
-            coarse_ones += __syncthreads_count(coarse);
+            if (lane == 0)
+                for (int l = 1; l < lanes; l++) of_position = max(of_position, largest_of[dense ? local * lanes + l : l * block_rows + local]);
+            __syncthreads();
+        }
+        coarse_ones += lane == 0 && is_coarse(of_position, scale);
 #endif
+    };
+    __syncthreads();
+#pragma unroll 1
+    for (int first = blockIdx.x * block_rows; first < a_rows; first += gridDim.x * block_rows) {
+        const int row = first + local, position = max(row - lead, 0);
+        const int line = by[0].divide(position), iw = (position - line * pw) * block, plane = by[1].divide(line), ih = line - plane * ph;
+        const int sample = by[2].divide(plane), id = plane - sample * pd;
+        const bool here = row >= lead && sample < n && id < depth && ih < height;
+        const long long from = here ? (long long)sample * x_n + id * x_d + ih * x_h + iw * x_w : 0;
+        const auto pack = [&](auto &of_positions, int parity) {
+            const bool at = here && iw + parity < width;
+            if (row < a_rows) {
+                if (whole)
+                    share.pack<sizeof(of_positions) / 4, true>(from + parity * x_w, row, parity, at, of_positions);
+                else
+                    share.pack<sizeof(of_positions) / 4, false>(from + parity * x_w, row, parity, at, of_positions);
+            }
+#pragma unroll
+            for (unsigned of_position : of_positions) tell(of_position);
+        };
+        if (!SCALED && positions && block == 4) {
+            unsigned of_positions[4] = {};
+            pack(of_positions, 0);
+        } else if (positions && block % 2 == 0) {
+#pragma unroll 1
+            for (int parity = 0; parity < block; parity += 2) {
+                unsigned of_positions[2] = {};
+                pack(of_positions, parity);
+            }
+        } else {
+#pragma unroll 1
+            for (int parity = 0; parity < block; parity++) {
+                const bool at = here && iw + parity < width;
+                if (together) {
+                    tell(share.pack_together(from + parity * x_w, row, parity, at, 0, staged + threadIdx.x / 32 * 256));
+                } else if (channels) {
+                    tell(row < a_rows ? share.pack_channels(from + parity * x_w, row, parity, at, 0) : 0);
+                } else {
+                    unsigned of_positions[1] = {};
+                    pack(of_positions, parity);
+                }
+            }
         }
+        // Panels that only fill a chunk.
+        const int count = block * channel_panels;
+        if (row < a_rows)
+            for (int p = lane; p < slices * (panels - count); p += lanes) {
+                const int slice = p / (panels - count), panel = count + p % (panels - count);
+                for (int part = 0; part < PARTS; part++)
+                    out[((long long)(part * slices + slice) * panels + panel) * a_rows + row] = make_uint4(0, 0, 0, 0);
+            }
     }
-    // Panels that only fill a chunk.
-    const int count = block * channel_panels;
-    if (row < a_rows)
-        for (int p = lane; p < slices * (panels - count); p += lanes) {
-            const int slice = p / (panels - count), panel = count + p % (panels - count);
-            for (int part = 0; part < PARTS; part++)
-                out[((long long)(part * slices + slice) * panels + panel) * a_rows + row] = make_uint4(0, 0, 0, 0);
-        }
 #if SCALED
-    if (threadIdx.x == 0 && coarse_ones) atomicAdd(&control[2], coarse_ones);
-#else
-    raise(&control[0], as_float32(Element{}, largest(Element{}, most)));
+    coarse_ones = __reduce_add_sync(0xffffffffu, coarse_ones);
+    if (threadIdx.x % 32 == 0 && coarse_ones) atomicAdd(&control[2], coarse_ones);
+#endif
+#if KIND != 5
+    raise(&control[0], most);
 #endif
     // The weight's pack: whoever waits for this one waits for both.
     await_previous();

@@ -126,10 +126,10 @@ extern "C" __global__ void __launch_bounds__(256, 4) halo_pack_weight(
             for (int line = first_line; line < lines_here; line += others) {
                 const int td = by[HEIGHT].divide(line0 + line), th = line0 + line - td * h_kernel;
                 const int tile = (((plane0 + td) * chunks + chunk) * h_kernel + th) * w_steps + step;
-                uint4 *const to = out + ((long long)tile * PARTS * chunk_panels + in_chunk) * columns + in_block;
+                uint4 *const to = out + ((long long)tile * chunk_panels + in_chunk) * PARTS * columns + in_block;
                 const uint4 none = make_uint4(0, 0, 0, 0);
                 *to = hit ? from[line * w_kernel] : none;
-                if (PARTS == 2) to[chunk_panels * columns] = hit ? from[run * pitch + line * w_kernel] : none;
+                if (PARTS == 2) to[columns] = hit ? from[run * pitch + line * w_kernel] : none;
             }
         }
     }

@@ -11,7 +11,7 @@
 // write neighbouring rows of what was read along x.
 //
 // The input has one slice, whose channels fill its panels, and these its chunks. It and its pack have fewer elements and
-// pieces of 16 bytes than 2^31.
+// pieces of 16 bytes than 2^31. What has two parts is packed before: a product of those needs the ring's shared memory itself.
 
 #pragma once
 
@@ -165,11 +165,8 @@ private:
 
     /// Writes what is of a panel, as many pieces on as `to` says.
     __device__ __forceinline__ void write(const Element (&v)[E], int to, float scale) const {
-        uint4 low;
-        const uint4 high = operand(v, scale, &low);
-        if (to < 0) return;
-        a[to] = high;
-        if (PARTS == 2) a[to + panels * a_rows] = low;
+        const uint4 of_panel = operand(v, scale, nullptr);
+        if (to >= 0) a[to] = of_panel;
     }
 
     /// Counts positions that are left to the definition, of which there are seldom any.

@@ -26,9 +26,6 @@ impl Halo<'_> {
         let request = context.request;
         let more = if self.along { self.input(context, self.batch).words() } else { 0 };
         let control = pack::control(workspace, more, steps);
-        if self.operand == Operand::Split && !context.packed {
-            pack::largest(context, control, steps)?;
-        }
         let (weight, scale) = self.pack_weight(context, control, workspace, steps)?;
         if context.packed {
             let at = |at| Argument::Pointer(Buffer::Workspace, at);
@@ -46,7 +43,7 @@ impl Halo<'_> {
             if !self.along {
                 // The first goes along with the weight's; later ones write what the product before them reads.
                 let panels = self.input(context, count);
-                steps.push(panels.pack(context, at(in_sample), input, control, start == 0)?);
+                panels.pack(context, at(in_sample), input, control, start == 0, steps)?;
             }
             if start == 0 && has_gaps(&self.lattices) {
                 self.fill(context, steps)?;
@@ -94,7 +91,7 @@ impl Halo<'_> {
         steps: &mut Vec<Step>,
     ) -> Result<(u64, u64)> {
         let request = context.request;
-        let (split, has_scale) = (self.operand == Operand::Split, self.operand.has_scale());
+        let has_scale = self.operand.has_scale();
         let n = size(self.kernel, "BN");
         let width = &self.axes[2];
         let panels = WeightPanels {
@@ -122,9 +119,7 @@ impl Halo<'_> {
         };
         let inner = if first == 1 { together } else { apart };
         let scale = workspace.take(if has_scale { self.slices * scaled * 4 } else { 0 });
-        if split {
-            pack::weight_scale(context, self.slices, scaled, inner, scale, control, steps)?;
-        } else if self.operand == Operand::Scaled {
+        if has_scale {
             pack::half_scale(context, [self.slices, scaled, inner], scale, control, steps)?;
         }
         steps.push(panels.pack(context, at, if has_scale { scale } else { control })?);

@@ -27,15 +27,26 @@ fn scaled(call: &Call<'_>) -> bool {
     matches!(call.size("KIND"), 2 | 5)
 }
 
-/// What the input is scaled by: one fp16 is by what some of it has shown, if that is not zero; two that somebody else has packed, of which
-/// nobody has looked for the largest magnitude, are already.
+/// What the input is scaled by while not all of it is looked at: by what some of it has shown, if that is not zero.
+fn sample_scale(call: &Call<'_>, machine: &Machine) -> f64 {
+    let some = machine.read(call.pointer("control"), 4);
+    let room = if call.size("KIND") == 2 { 2 } else { 4 };
+    if some == 0.0 { 1.0 } else { scale(some + f64::from(room << 23)) }
+}
+
+/// Whether two fp16 scaled so do not hold all of it, as far as it is finite.
+fn is_beyond_sample(call: &Call<'_>, machine: &Machine) -> bool {
+    let [all, some] = [0, 4].map(|at| machine.read(call.pointer("control"), at));
+    let exponent = |bits: f64| bits as i32 >> 23;
+    all > 0.0 && all <= FINITE && (some == 0.0 || exponent(all) > exponent(some) + 2)
+}
+
+/// What the input is scaled by when it is packed.
 pub fn input_scale(call: &Call<'_>, machine: &Machine) -> f64 {
-    let word = |at| machine.read(call.pointer("control"), at);
-    match call.size("KIND") {
-        2 if word(0) == 0.0 => 1.0,
-        2 => scale(word(0)),
-        _ if word(4) == 0.0 => 1.0,
-        _ => scale(word(4) + 0x0200_0000_u32 as f64),
+    if call.size("KIND") == 2 && is_beyond_sample(call, machine) {
+        scale(machine.read(call.pointer("control"), 0))
+    } else {
+        sample_scale(call, machine)
     }
 }
 
@@ -171,10 +182,21 @@ fn pack_input(call: &Call<'_>, machine: &mut Machine) {
         channel_panels: call.int("channel_panels"),
         out: call.pointer("out"),
     };
-    assert!([1, 2, 4, 8].contains(&lanes));
-    let rows_of_block = 256 / lanes;
-    assert_eq!(call.grid, [(packing.a_rows + rows_of_block - 1) / rows_of_block, 1, 1]);
-    pack(call, machine, &packing);
+    assert!([1, 2, 4, 8].contains(&lanes) && call.grid[0] > 0 && call.grid[1..] == [1, 1]);
+    let again = call.has("again") && call.int("again") == 1;
+    if again {
+        // It waits for those before it.
+        machine.await_writes();
+        if !is_beyond_sample(call, machine) {
+            return;
+        }
+    }
+    let by = match call.size("KIND") {
+        2 if !again => sample_scale(call, machine),
+        2 | 5 => input_scale(call, machine),
+        _ => 1.0,
+    };
+    pack(call, machine, &packing, by);
 }
 
 /// What a product packs beside its work, if it does: of one slice, whose channels fill its panels, by pieces of so many
@@ -203,20 +225,20 @@ pub fn pack_along(call: &Call<'_>, machine: &mut Machine, packing: impl FnOnce(i
         assert_eq!(machine.read(control, word), 0.0, "word {word} is not clear");
         machine.write(control, word, 1.0);
     }
-    pack(call, machine, &packing);
+    let by = if scaled(call) { input_scale(call, machine) } else { 1.0 };
+    pack(call, machine, &packing, by);
     machine.await_writes();
 }
 
 /// Panel `slice*panels + parity*channel_panels + c/E` of row `lead + R` holds channels of the slice, of
-/// the input at (n, jd, jh, jb*block + parity). All else is zero.
-fn pack(call: &Call<'_>, machine: &mut Machine, packing: &Packing) {
+/// the input at (n, jd, jh, jb*block + parity), scaled by a power of two. All else is zero.
+fn pack(call: &Call<'_>, machine: &mut Machine, packing: &Packing, by: f64) {
     let &Packing { a_rows, lead, block, slices, slice_in, panels, channel_panels, out, .. } = packing;
     let ([pd, ph, pw], [n, depth, height, width]) = (packing.pitches, packing.sizes);
     let [x_n, x_c, x_d, x_h, x_w] = packing.strides;
     let (x, control) = (call.pointer("x"), call.pointer("control"));
     let e = elements(out);
     assert!(block * channel_panels <= panels && slice_in <= channel_panels * e);
-    let by = if scaled(call) { input_scale(call, machine) } else { 1.0 };
     let (mut most, mut coarse) = (0.0, 0.0);
     for row in 0..a_rows {
         let at = row - lead;
@@ -231,9 +253,16 @@ fn pack(call: &Call<'_>, machine: &mut Machine, packing: &Packing) {
             let value = |c: i64| {
                 let real = line_here && parity < block && iw < width && c < slice_in;
                 let from = sample * x_n + (slice * slice_in + c) * x_c + id * x_d + ih * x_h + iw * x_w;
-                if real { machine.read(x, from) * by } else { 0.0 }
+                if real { machine.read(x, from) } else { 0.0 }
             };
             let values: Vec<f64> = (first..first + e).map(value).collect();
+            if call.size("KIND") == 2 {
+                most = values.iter().copied().map(bits).fold(most, f64::max);
+            }
+            // What two fp16 do not hold shows: it is packed once more.
+            let held = |value: f64| call.size("KIND") != 2 || value.abs() < 32768.0;
+            let scaled = |value: f64| if held(value * by) { value * by } else { f64::INFINITY };
+            let values: Vec<f64> = values.into_iter().map(scaled).collect();
             let to = |part: i64| (((part * slices + slice) * panels + panel) * a_rows + row) * e;
             let largest = put_operand(call, machine, [(out, to(0)), (out, to(1))], &values);
             if parity < block {
@@ -241,13 +270,14 @@ fn pack(call: &Call<'_>, machine: &mut Machine, packing: &Packing) {
             }
         }
         for here in here {
-            most = here.max(most);
+            most = if scaled(call) { most } else { here.max(most) };
             coarse += f64::from(scaled(call) && is_coarse(call, here));
         }
     }
     if scaled(call) {
         machine.update(control, 2, |before| before + coarse);
-    } else {
+    }
+    if call.size("KIND") != 5 {
         raise(call, machine, 0, most);
     }
 }
@@ -328,8 +358,7 @@ fn pack_weight(call: &Call<'_>, machine: &mut Machine) {
             };
             let values: Vec<f64> = (first_c..first_c + e).map(|c| value(c) / by).collect();
             let to = |part: i64| {
-                let panel = (tile * parts(call) + part) * chunk_panels + panel;
-                (panel * columns + row) * e
+                (((tile * chunk_panels + panel) * parts(call) + part) * columns + row) * e
             };
             most = put_operand(call, machine, [(out, to(0)), (out, to(1))], &values).max(most);
         }
@@ -508,7 +537,7 @@ fn multiply(call: &Call<'_>, machine: &mut Machine) {
                         let lifted = part_a + part_b > 0 && call.size("KIND") == 2;
                         let by = if lifted { 1.0 / LIFT } else { 1.0 };
                         for (panel, k) in (0..panels).flat_map(|panel| (0..e).map(move |k| (panel, k))) {
-                            let column = |column: i64| ((part_b * panels + panel) * bn + column) * e + k;
+                            let column = |column: i64| ((panel * parts + part_b) * bn + column) * e + k;
                             let weights: Vec<f64> =
                                 (0..bn).map(|n| machine.read(b, from_b + column(n)) * by).collect();
                             for (row, sum) in sum.chunks_mut(bn as usize).enumerate() {
