@@ -8,8 +8,10 @@ from torch import Tensor
 
 Compute = Callable[[Tensor], Tensor]
 
-# Host time that a call may take to launch; the GPU is kept busy for as long before a sample starts.
-LAUNCH_MS = 0.2
+# What a call takes the host to launch, at least and at most: the GPU is kept busy for as long before a sample
+# starts, and for half as long again.
+LAUNCH_MS = (0.1, 4.0)
+MARGIN = 1.5
 # A sample of short calls spans this.
 SAMPLE_MS = 0.5
 MOST_CALLS = 20
@@ -28,6 +30,7 @@ class Rotation:
         self.inputs = inputs
         self.outputs: list[Tensor | None] = [None] * len(inputs)
         self.turn = 0
+        self.launch_ms = LAUNCH_MS[1]
 
     def __call__(self) -> None:
         at = self.turn % len(self.inputs)
@@ -48,22 +51,26 @@ class CudaClock:
         properties = torch.cuda.get_device_properties(0)
         self.cache_bytes = int(properties.L2_cache_size)
         cycles = 1 << 22
-        self.cycles_per_ms = cycles / self._time(lambda: torch.cuda._sleep(cycles))
+        self.cycles_per_ms = cycles / self._time(lambda: torch.cuda._sleep(cycles))[0]
 
-    def _time(self, run: Callable[[], None], calls: int = 1) -> float:
+    def _time(self, run: Callable[[], None], calls: int = 1) -> tuple[float, float]:
+        """Milliseconds of a call on the GPU, and until the host had launched it."""
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        before = time.perf_counter()
         start.record()
         for _ in range(calls):
             run()
         end.record()
+        launched = time.perf_counter() - before
         end.synchronize()
-        return float(start.elapsed_time(end)) / calls
+        return float(start.elapsed_time(end)) / calls, 1e3 * launched / calls
 
     def sample(self, run: Rotation, estimate_ms: float) -> float:
         """Milliseconds of a call."""
         calls = calls_in_sample(estimate_ms)
-        torch.cuda._sleep(int(self.cycles_per_ms * LAUNCH_MS * calls))
-        ms = self._time(run, calls)
+        torch.cuda._sleep(int(self.cycles_per_ms * MARGIN * run.launch_ms * calls))
+        ms, launch_ms = self._time(run, calls)
+        run.launch_ms = min(max(launch_ms, LAUNCH_MS[0]), LAUNCH_MS[1])
         run.release()
         return ms
 

@@ -126,6 +126,27 @@ def test_special_values_reach_what_they_should(special: float, stride: int, kind
         assert torch.equal(got[got.isinf()].double(), theirs[theirs.isinf()])
 
 
+@pytest.mark.parametrize("others", [0.0, 1e-4, 0.05])
+@pytest.mark.parametrize("channels_last", FORMATS)
+def test_a_sample_may_miss_the_largest(channels_last: bool, others: float) -> None:
+    """Of a large input a part is looked at to find what to scale it by; here that is seldom the part with the largest."""
+    spec = {key: 1 for key in ("stride", "groups", "dilation", "padding")}
+    spec |= {"output_padding": 0, "eps": 1e-5}
+    spec |= dict.fromkeys(("activation", "norm_groups", "post_activation"))
+    generator = torch.Generator("cuda").manual_seed(2)
+    noise, w = (
+        torch.randn(shape, generator=generator, device="cuda")
+        for shape in ((2, 32, 24, 40, 40), (32, 32, 3, 3, 3))
+    )
+    parameters = dict.fromkeys(("bias", "norm_weight", "norm_bias")) | {"weight": w}
+    for at in (7, 1_234_567, 2_000_001, 2_345_678):
+        x = noise * others
+        x.view(-1)[at] = 3.0
+        given = x.contiguous(memory_format=FORMATS[channels_last])
+        got = run(given, parameters, spec, "ieee")
+        reference.assert_within(got, *reference.expected(x, parameters, spec, 2.0**-21))
+
+
 @pytest.mark.parametrize(("kernel", "stride", "size"), [(2, 2, 163), (3, 1, 324)])
 @pytest.mark.parametrize("channels_last", FORMATS)
 def test_more_elements_than_32_bits_count(

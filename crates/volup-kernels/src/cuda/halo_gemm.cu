@@ -99,16 +99,21 @@
     const int lacks = lacking[chunk];  \
     if (ad == 0 && lacks & 1) continue;
 #define FIRST_H (lacks >> 1 & 1)
-#define UNITS_W (w_steps / unit_steps - (unit_steps == 1 && lacks & 4 ? 1 : 0))
-#define STEPS_W (unit_steps - (unit_steps > 1 && lacks & 4 ? 1 : 0))
+#define UNITS_OF(units) (units - (unit_steps == 1 && lacks & 4 ? 1 : 0))
+#define STEPS_OF(steps) (steps - (unit_steps > 1 && lacks & 4 ? 1 : 0))
 #define BY_WORK 0
 #else
 #define LACKING(chunk)
 #define FIRST_H 0
-#define UNITS_W (w_steps / unit_steps)
-#define STEPS_W unit_steps
+#define UNITS_OF(units) units
+#define STEPS_OF(steps) steps
 #define BY_WORK by_work
 #endif
+
+/// A number that is known.
+template <int COUNT> struct Count {
+    static constexpr int value = COUNT;
+};
 
 /// Whether float32 is multiplied in two parts.
 #define PARTED (KIND == 2 || KIND == 3)
@@ -133,6 +138,28 @@
 #include "halo_tiles.cuh"
 #include "launch.cuh"
 #include "pack_ahead.cuh"
+
+#include <type_traits>
+
+/// Whether there are registers for more than sums; what is kept in them if there are.
+constexpr int SUMS = MI * REGISTERS * (BOTH ? 4 : KIND == 2 ? 3 : PARTED ? 2 : 1);
+#if defined(SHORT)
+constexpr bool ROOMY = false;
+#else
+#ifdef TAPS
+constexpr int OTHERS = 40;
+#else
+constexpr int OTHERS = 32;
+#endif
+constexpr bool ROOMY = SUMS + OTHERS <= (ALONE ? CONSUMER_REGISTERS : 112);
+#endif
+using Kept = std::conditional_t<ROOMY, const int, const int &>;
+
+/// A number in a register: the compiler would fetch parameters of the kernel anew each time, and wait for them.
+__device__ __forceinline__ int kept(int x) {
+    if (ROOMY) asm volatile("" : "+r"(x));
+    return x;
+}
 
 extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
     const char *a, const char *b, unsigned *control,
@@ -300,7 +327,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
                             long long unit = (((long long)t.column_block * d_kernel + td) * chunks + chunk) * h_kernel + th;
                             unit *= w_steps / unit_steps;
 #pragma unroll 1
-                            for (int u = 0; u < UNITS_W; u++) {
+                            for (int u = 0; u < UNITS_OF(w_steps / unit_steps); u++) {
                                 if (lane == 0) {
                                     barrier_wait(empty_b + 8 * at_b, phase_b);
                                     barrier_expect(full_b + 8 * at_b, unit_bytes);
@@ -331,7 +358,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
     float *column_bias = (float *)(column_rr + BN);
     [[maybe_unused]] float *column_scale = column_bias + BN;
     float *staged = (float *)(tables + WGS * 16 * BN) + threadIdx.x / 32 * STAGING;
-    const int steps = chunk_panels / 2;
+    const int steps = kept(chunk_panels / 2), units_of_w = kept(w_steps / unit_steps), steps_of_unit = kept(unit_steps);
     int at_a = 0, phase_a = 0, at_b = 0, phase_b = 0, known = -1;
 #ifdef TAPS
     const Fold fold = {edges + threadIdx.x / 32 * 2 * BN * w_reach, w_reach, w_dilation};
@@ -348,50 +375,63 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
         float high[MI][BOTH ? 2 * REGISTERS : REGISTERS];
         int fresh = 1, units_since = 0;
 #endif
-#pragma unroll
-        for (int i = 0; i < MI; i++)
-#pragma unroll
-            for (int j = 0; j < REGISTERS; j++) {
-                sum[i][j] = 0.0f;
-#if KIND == 2
-                cross[i][j] = 0.0f;
-#endif
-#if PARTED
-                high[i][j] = 0.0f;
-                if (BOTH) high[i][j + REGISTERS] = 0.0f;
-#endif
-            }
 #if PARTED
         // Cross products of fp16 are 2^11 times too large.
-        const auto promoted = [&](int i, int j) { return BOTH ? fmaf(high[i][j + REGISTERS], 0.00048828125f, high[i][j]) : high[i][j]; };
+        const auto promoted = [](const float *of, int j) { return BOTH ? fmaf(of[j + REGISTERS], 0.00048828125f, of[j]) : of[j]; };
 #endif
         // What the matrix instructions in flight read, to be given back when they are done.
         int held_a = -1, held_b = -1;
-        for (int ad = 0; ad < t.phase.nd; ad++) {
-            if (t.skipped(ad)) continue;
-            for (int chunk = 0; chunk < chunks; chunk++) {
-                LACKING(chunk)
-                for (int group = whole_h ? 0 : FIRST_H; group < (whole_h ? 1 : t.phase.nh); group++) {
-                    const int first = whole_h ? FIRST_H : group, last = whole_h ? t.phase.nh - 1 : group;
-                    barrier_wait(full_a + 8 * at_a, phase_a);
-                    for (int ah = first; ah <= last; ah++) {
-                        unsigned from_a = place(ring_a + at_a * stage_bytes + ((last - ah) * back_h + warpgroup * M) * 16, panel_bytes);
-                        const int unit0 = (((t.phase.td + ad * d_step) * chunks + chunk) * h_kernel + t.phase.th + ah * h_step) * (w_steps / unit_steps);
-                        for (int u = 0; u < UNITS_W; u++) {
-                            const int slot = resident ? unit0 + u : at_b;
-                            barrier_wait(full_b + 8 * slot, resident ? 0 : phase_b);
-                            unsigned from_b = place(ring_b + slot * unit_bytes, PARTS * BN * 16);
-                            matrix_fence();
-                            for (int w = 0; w < STEPS_W; w++) {
-                                unsigned a_step = from_a, b_step = from_b;
-                                for (int k = 0; k < steps; k++, a_step += panel_bytes / 8, b_step += 2 * PARTS * BN) {
+        Kept nd = t.phase.nd, nh = t.phase.nh, td0 = t.phase.td, th0 = t.phase.th;
+        // K: the steps of 32 bytes of a chunk, or 0 for any number of them.
+        const auto products = [&](auto known) {
+            constexpr int K = decltype(known)::value;
+#pragma unroll
+            for (int i = 0; i < MI; i++)
+#pragma unroll
+                for (int j = 0; j < REGISTERS; j++) {
+                    sum[i][j] = 0.0f;
+#if KIND == 2
+                    cross[i][j] = 0.0f;
+#endif
+#if PARTED
+                    high[i][j] = 0.0f;
+                    if (BOTH) high[i][j + REGISTERS] = 0.0f;
+#endif
+                }
+#pragma unroll 1
+            for (int ad = 0; ad < nd; ad++) {
+                if (t.skipped(ad)) continue;
+#pragma unroll 1
+                for (int chunk = 0; chunk < chunks; chunk++) {
+                    LACKING(chunk)
+                    const int units_w = UNITS_OF(units_of_w), steps_w = STEPS_OF(steps_of_unit);
+#pragma unroll 1
+                    for (int group = whole_h ? 0 : FIRST_H; group < (whole_h ? 1 : nh); group++) {
+                        const int first = whole_h ? FIRST_H : group, last = whole_h ? nh - 1 : group;
+                        barrier_wait(full_a + 8 * at_a, phase_a);
+                        unsigned of_line = place(ring_a + at_a * stage_bytes + ((last - first) * back_h + warpgroup * M) * 16, panel_bytes);
+#pragma unroll 1
+                        for (int ah = first; ah <= last; ah++, of_line -= back_h) {
+                            unsigned from_a = of_line;
+                            int unit = resident ? (((td0 + ad * d_step) * chunks + chunk) * h_kernel + th0 + ah * h_step) * units_of_w : 0;
+#pragma unroll 1
+                            for (int u = 0; u < units_w; u++, unit++) {
+                                const int slot = resident ? unit : at_b;
+                                barrier_wait(full_b + 8 * slot, resident ? 0 : phase_b);
+                                unsigned from_b = place(ring_b + slot * unit_bytes, PARTS * BN * 16);
+                                matrix_fence();
+                                [[maybe_unused]] int keep = 1;
+#if PARTED
+                                keep = !fresh;
+#endif
+                                const auto step = [&](unsigned a_step, unsigned b_step) {
                                     const unsigned long long wb = operand_at<1>(b_step);
 #pragma unroll
                                     for (int i = 0; i < MI; i++) {
                                         const unsigned long long xa = operand_at<MI>(a_step + i * 8);
 #if PARTED
                                         const unsigned long long xl = operand_at<MI>(a_step + i * 8 + part_bytes / 16);
-                                        multiply(high[i], xa, wb, !(fresh && w + k == 0));
+                                        multiply(high[i], xa, wb, keep);
 #if KIND == 2
                                         multiply(cross[i], xl, wb, 1);
                                         if (!BOTH) multiply(cross[i], xa, operand_at<1>(b_step + BN), 1);
@@ -403,45 +443,70 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
                                         multiply(sum[i], xa, wb, 1);
 #endif
                                     }
-                                }
+                                    keep = 1;
+                                };
+                                const auto tap = [&] {
+                                    if constexpr (K > 0) {
+#pragma unroll
+                                        for (int k = 0; k < K; k++) step(from_a + k * (panel_bytes / 8), from_b + k * 2 * PARTS * BN);
+                                    } else {
+#pragma unroll 4
+                                        for (int k = 0; k < steps; k++) step(from_a + k * (panel_bytes / 8), from_b + k * 2 * PARTS * BN);
+                                    }
+                                };
+                                // The last one by itself: it is what the group ends with.
+#pragma unroll 1
+                                for (int w = 1; w < steps_w; w++, from_a += w_step, from_b += tap_bytes / 16) tap();
+                                tap();
                                 from_a += w_step;
-                                from_b += tap_bytes / 16;
-                            }
-                            matrix_commit();
+                                matrix_commit();
 #if PARTED
-                            fresh = 0;
-                            if (++units_since == promote) {
-                                matrix_wait<0>();
+                                fresh = 0;
+                                if (++units_since == promote) {
+                                    matrix_wait<0>();
 #pragma unroll
-                                for (int i = 0; i < MI; i++)
+                                    for (int i = 0; i < MI; i++)
 #pragma unroll
-                                    for (int j = 0; j < REGISTERS; j++) sum[i][j] += promoted(i, j);
-                                fresh = 1;
-                                units_since = 0;
-                            } else {
-                                matrix_wait<1>();
-                            }
+                                        for (int j = 0; j < REGISTERS; j++) sum[i][j] += promoted(high[i], j);
+                                    fresh = 1;
+                                    units_since = 0;
+                                } else {
+                                    matrix_wait<1>();
+                                }
 #else
-                            matrix_wait<1>();
+                                matrix_wait<1>();
 #endif
-                            if (lane == 0) {
-                                if (held_a >= 0) barrier_arrive(empty_a + 8 * held_a);
-                                if (held_b >= 0) barrier_arrive(empty_b + 8 * held_b);
+                                if (lane == 0) {
+                                    if (held_a >= 0) barrier_arrive(empty_a + 8 * held_a);
+                                    if (held_b >= 0) barrier_arrive(empty_b + 8 * held_b);
+                                }
+                                held_a = -1;
+                                held_b = -1;
+                                if (!resident) {
+                                    held_b = at_b;
+                                    if (++at_b == b_stages) at_b = 0, phase_b ^= 1;
+                                }
+                                if (ah == last && u == units_w - 1) held_a = at_a;
                             }
-                            held_a = -1;
-                            held_b = -1;
-                            if (!resident) {
-                                held_b = at_b;
-                                if (++at_b == b_stages) at_b = 0, phase_b ^= 1;
-                            }
-                            if (ah == last && u == UNITS_W - 1) held_a = at_a;
                         }
+                        if (++at_a == a_stages) at_a = 0, phase_a ^= 1;
                     }
-                    if (++at_a == a_stages) at_a = 0, phase_a ^= 1;
                 }
             }
-        }
-        matrix_wait<0>();
+            matrix_wait<0>();
+        };
+        if (!ROOMY)
+            products(Count<0>());
+        else if (steps == 1)
+            products(Count<1>());
+        else if (steps == 2)
+            products(Count<2>());
+        else if (steps == 3)
+            products(Count<3>());
+        else if (steps == 4)
+            products(Count<4>());
+        else
+            products(Count<0>());
         if (lane == 0) {
             if (held_a >= 0) barrier_arrive(empty_a + 8 * held_a);
             if (held_b >= 0) barrier_arrive(empty_b + 8 * held_b);
@@ -451,7 +516,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
         for (int i = 0; i < MI; i++)
 #pragma unroll
             for (int j = 0; j < REGISTERS; j++) {
-                sum[i][j] += fresh ? 0.0f : promoted(i, j);
+                sum[i][j] += fresh ? 0.0f : promoted(high[i], j);
 #if KIND == 2
                 sum[i][j] += cross[i][j] * 0.00048828125f;
 #endif

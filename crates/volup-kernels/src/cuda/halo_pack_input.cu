@@ -59,7 +59,7 @@ struct Share {
             }
 #pragma unroll
             for (int k = 0; k < COUNT; k++) {
-                most[k] = larger(most[k], v[k]);
+                most[k] = largest_so_far(most[k], v[k]);
                 write(v[k], to + (long long)k * channel_panels * a_rows);
             }
             cp += lanes;
@@ -86,7 +86,7 @@ struct Share {
             for (int i = 0; i < (int)(E * sizeof(Element) / 16); i++)
                 *(uint4 *)&v[i * 16 / sizeof(Element)] =
                     here && cp * E + i * 16 / (int)sizeof(Element) < slice_in ? __ldg(first + i) : make_uint4(0, 0, 0, 0);
-            most = larger(most, v);
+            most = largest_so_far(most, v);
             write(v, out + (long long)(slice * panels + parity * channel_panels + cp) * a_rows + row);
         }
         return most;
@@ -121,7 +121,7 @@ struct Share {
                 if (base + p >= count) break;
                 alignas(16) Element piece[E];
                 *(uint4 *)piece = staged[thread * 8 + (p ^ thread % 8)];
-                most = larger(most, piece);
+                most = largest_so_far(most, piece);
                 if (row < a_rows) write(piece, to);
                 to += a_rows;
                 if (++cp == channel_panels) cp = 0, to += (long long)(panels - channel_panels) * a_rows;

@@ -24,17 +24,17 @@ __device__ __forceinline__ int exponent(unsigned bits) { return min(141 - (int)(
 
 /// The exponent that the input is scaled by as long as nobody has seen all of it: the largest of some of its magnitudes, control word 4,
 /// which `half_scale` has found, goes to [2^10, 2^11), and all may be 32 times as large. One fp16 has as many bits as tf32, but not its
-/// range. Of two fp16 it goes to [2^12, 2^13).
+/// range. Of two fp16 it goes to [2^13, 2^14).
 __device__ __forceinline__ int sample_exponent(const unsigned *control) {
     const unsigned some = control[4];
-    return some ? min((KIND == 2 ? 139 : 137) - (int)(some >> 23), 120) : 0;
+    return some ? min((KIND == 2 ? 140 : 137) - (int)(some >> 23), 120) : 0;
 }
 
 /// Whether two fp16 of that exponent end before the largest magnitude of all, control word 0, or the sample is of zeros: the input is
 /// scaled by that largest then.
 __device__ __forceinline__ bool is_beyond_sample(const unsigned *control) {
     const unsigned some = control[4], all = control[0];
-    return all > 0 && all < 0x7f800000u && (some == 0 || (all >> 23) > (some >> 23) + 2);
+    return all > 0 && all < 0x7f800000u && (some == 0 || (all >> 23) > (some >> 23) + 1);
 }
 
 /// The exponent that the input is scaled by, from its control words, when it is packed. One that somebody else has packed is not.

@@ -30,7 +30,7 @@ fn scaled(call: &Call<'_>) -> bool {
 /// What the input is scaled by while not all of it is looked at: by what some of it has shown, if that is not zero.
 fn sample_scale(call: &Call<'_>, machine: &Machine) -> f64 {
     let some = machine.read(call.pointer("control"), 4);
-    let room = if call.size("KIND") == 2 { 2 } else { 4 };
+    let room = if call.size("KIND") == 2 { 1 } else { 4 };
     if some == 0.0 { 1.0 } else { scale(some + f64::from(room << 23)) }
 }
 
@@ -38,7 +38,7 @@ fn sample_scale(call: &Call<'_>, machine: &Machine) -> f64 {
 fn is_beyond_sample(call: &Call<'_>, machine: &Machine) -> bool {
     let [all, some] = [0, 4].map(|at| machine.read(call.pointer("control"), at));
     let exponent = |bits: f64| bits as i32 >> 23;
-    all > 0.0 && all <= FINITE && (some == 0.0 || exponent(all) > exponent(some) + 2)
+    all > 0.0 && all <= FINITE && (some == 0.0 || exponent(all) > exponent(some) + 1)
 }
 
 /// What the input is scaled by when it is packed.

@@ -414,7 +414,7 @@ fn a_wrong_argument_shows() {
         ("halo_gemm", "h_kernel h_stride h_first h_out outputs w_shift w_out w_low w_steps w_step"),
         ("halo_gemm", "chunk_panels chunks blocks channels y_d y_w has_bias a_stages stage_rows b_stages"),
         ("halo_gemm", "unit_steps resident"),
-        ("pack_weight_scale", "inner out_per_group taps"),
+        ("half_scale", "inner out_per_group taps"),
     ];
     let wrong_of_boxes = [
         ("box_pack_weight", "items slice_in slice_out in_per_group out_per_group chunk_panels chunks pair_w"),
