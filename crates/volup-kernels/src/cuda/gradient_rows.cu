@@ -55,8 +55,6 @@ constexpr int UNITS = CHANNELS / VECTOR, PITCH = POSITIONS + (UNITS < 8 ? 8 / UN
 /// Positions of which a thread has a vector at once, and how often; channels of them that it computes at once.
 constexpr int OWN = 2, TURNS = POSITIONS * UNITS / THREADS / OWN;
 constexpr int AT_ONCE = 2, PIECE = 16 / sizeof(Element);
-/// Whether all channels are loaded before any is computed; of narrow ones that would take too many registers.
-constexpr bool AHEAD = VECTOR <= 4;
 static_assert(TURNS * OWN * THREADS == POSITIONS * UNITS && VECTOR % AT_ONCE == 0, "vectors are dealt out evenly");
 
 template <bool VALUE> struct Whether {
@@ -212,6 +210,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, KIND == 4 ? 2 : 4) gradien
     [[maybe_unused]] unsigned most = 0;
     const auto read = [&](auto order, auto follows, auto known) {
         constexpr bool LAST = order.value, FOLLOWS = follows.value;
+        // Channels that are loaded before one of them is computed: of narrow ones as many as there are registers for, of which SiLU and
+        // hardswish take most.
+        constexpr bool ROOMY = (KIND == 0 || KIND == 5) && UNITS > 1 && known.second != HARDSWISH;
+        constexpr int LOADED = VECTOR <= 4 ? VECTOR : ROOMY ? 4 : AT_ONCE;
         const Activation<known.first> first(activation, slope);
         const Activation<known.second> after(post, post_slope);
         const Element *const x_sample = x + n * x_n, *const y_sample = y + n * x_n;
@@ -257,7 +259,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, KIND == 4 ? 2 : 4) gradien
                 if (LAST && whole) {
 #pragma unroll
                     for (int e0 = 0; e0 < (FOLLOWS ? PIECE : VECTOR); e0 += PIECE) load_whole(e0);
-                } else if (!FOLLOWS || AHEAD) {
+                } else if (!FOLLOWS) {
                     load_channels(0, VECTOR);
                 }
                 if (FOLLOWS) {
@@ -265,8 +267,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, KIND == 4 ? 2 : 4) gradien
                     for (int e0 = 0; e0 < VECTOR; e0 += AT_ONCE) {
                         if (LAST && whole) {
                             if (e0 > 0 && e0 % PIECE == 0) load_whole(e0);
-                        } else if (!AHEAD) {
-                            load_channels(e0, AT_ONCE);
+                        } else if (e0 % LOADED == 0) {
+                            load_channels(e0, LOADED);
                         }
                         // Of each channel its positions.
                         Sum v[AT_ONCE * OWN], a[AT_ONCE * OWN], f[AT_ONCE * OWN], h[AT_ONCE * OWN], unused[AT_ONCE * OWN], dy[AT_ONCE * OWN];

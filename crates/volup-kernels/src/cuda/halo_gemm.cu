@@ -144,22 +144,14 @@ template <int COUNT> struct Count {
 /// Whether there are registers for more than sums; what is kept in them if there are.
 constexpr int SUMS = MI * REGISTERS * (BOTH ? 4 : KIND == 2 ? 3 : PARTED ? 2 : 1);
 #if defined(SHORT)
-constexpr bool ROOMY = false;
-#else
-#ifdef TAPS
+constexpr int OTHERS = 48;
+#elif defined(TAPS)
 constexpr int OTHERS = 40;
 #else
 constexpr int OTHERS = 32;
 #endif
 constexpr bool ROOMY = SUMS + OTHERS <= (ALONE ? CONSUMER_REGISTERS : 112);
-#endif
 using Kept = std::conditional_t<ROOMY, const int, const int &>;
-
-/// A number in a register: the compiler would fetch parameters of the kernel anew each time, and wait for them.
-__device__ __forceinline__ int kept(int x) {
-    if (ROOMY) asm volatile("" : "+r"(x));
-    return x;
-}
 
 extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
     const char *a, const char *b, unsigned *control,
@@ -358,7 +350,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
     float *column_bias = (float *)(column_rr + BN);
     [[maybe_unused]] float *column_scale = column_bias + BN;
     float *staged = (float *)(tables + WGS * 16 * BN) + threadIdx.x / 32 * STAGING;
-    const int steps = kept(chunk_panels / 2), units_of_w = kept(w_steps / unit_steps), steps_of_unit = kept(unit_steps);
+    const auto at_hand = [](int x) { return ROOMY ? kept(x) : x; };
+    const int steps = at_hand(chunk_panels / 2), units_of_w = at_hand(w_steps / unit_steps), steps_of_unit = at_hand(unit_steps);
     int at_a = 0, phase_a = 0, at_b = 0, phase_b = 0, known = -1;
 #ifdef TAPS
     const Fold fold = {edges + threadIdx.x / 32 * 2 * BN * w_reach, w_reach, w_dilation};

@@ -89,9 +89,6 @@ __device__ __forceinline__ Element rounded(Element x) {
 /// The first line of so many threads: of a warp that has two lines these are two apart, where two fp16 then meet no bank twice.
 __device__ __forceinline__ int line_of(int at) { return PER < 32 ? at & ~3 | (at & 1) << 1 | at >> 1 & 1 : at; }
 
-/// A number that stays in its register: the compiler would rather find it anew whenever it is asked for.
-__device__ __forceinline__ int kept(int x) { return __shfl_sync(0xffffffffu, x, threadIdx.x % 32); }
-
 /// The larger of two magnitudes; NaN is larger than all others.
 __device__ __forceinline__ float larger_or_nan(float one, float other) {
     float most;
