@@ -129,7 +129,7 @@ def test_special_values_reach_what_they_should(special: float, stride: int, kind
 @pytest.mark.parametrize("others", [0.0, 1e-4, 0.05])
 @pytest.mark.parametrize("channels_last", FORMATS)
 def test_a_sample_may_miss_the_largest(channels_last: bool, others: float) -> None:
-    """Of a large input a part is looked at to find what to scale it by; here that is seldom the part with the largest."""
+    """Of a large input a part is looked at to find what to scale it by, here seldom the largest."""
     spec = {key: 1 for key in ("stride", "groups", "dilation", "padding")}
     spec |= {"output_padding": 0, "eps": 1e-5}
     spec |= dict.fromkeys(("activation", "norm_groups", "post_activation"))

@@ -445,7 +445,8 @@ impl<'a> Halo<'a> {
         let output = output / (lattices[0].step * lattices[1].step) as f64;
         // The first two packs overlap.
         let launches = if operand == Operand::Split { 3 } else { 2 };
-        let launches = if packed { 2 } else { parts_of_batch * launches + 2 + usize::from(operand.has_scale()) };
+        let launches =
+            if packed { 2 } else { parts_of_batch * launches + 2 + usize::from(operand.has_scale()) };
         let launches = launches as f64 * LAUNCH;
         let product = busy.max(output) + 0.2 * busy.min(output);
         let plan = Halo {

@@ -357,9 +357,7 @@ fn pack_weight(call: &Call<'_>, machine: &mut Machine) {
                 1.0
             };
             let values: Vec<f64> = (first_c..first_c + e).map(|c| value(c) / by).collect();
-            let to = |part: i64| {
-                (((tile * chunk_panels + panel) * parts(call) + part) * columns + row) * e
-            };
+            let to = |part: i64| (((tile * chunk_panels + panel) * parts(call) + part) * columns + row) * e;
             most = put_operand(call, machine, [(out, to(0)), (out, to(1))], &values).max(most);
         }
     }
