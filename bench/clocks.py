@@ -8,8 +8,8 @@ from torch import Tensor
 
 Compute = Callable[[Tensor], Tensor]
 
-# What a call takes the host to launch, at least and at most: the GPU is kept busy for as long before
-# a sample starts, and for half as long again.
+# What a call takes the host to launch, at least and at most: the GPU is kept busy for as long
+# before a sample starts, and for half as long again.
 LAUNCH_MS = (0.1, 4.0)
 MARGIN = 1.5
 # A sample of short calls spans this.
