@@ -22,9 +22,9 @@ extern "C" __global__ void __launch_bounds__(256) gradient_weight(const Element 
                                                                   int classes_w, int step_w, int count_w) {
     const long long all = (long long)groups * slots * group_in * count_d * count_h * count_w;
     unsigned most = 0;
-    // Of numbers below 2^31, as most are, dividing takes less.
-    const auto put = [&](auto at) {
-        Digits<decltype(at)> digits = {at};
+    for (long long first = blockIdx.x * 256ll; first < all; first += gridDim.x * 256ll) {
+        Digits<long long> digits = {first + threadIdx.x};
+        if (digits.rest >= all) continue;
         const int mw = digits.next(count_w), mh = digits.next(count_h), md = digits.next(count_d), ci = digits.next(group_in);
         const int slot = digits.next(slots), group = (int)digits.rest;
         int j = slot / group_out;
@@ -41,14 +41,9 @@ extern "C" __global__ void __launch_bounds__(256) gradient_weight(const Element 
 #if SCALED
         v *= power(-row_exponent(bounds[group * group_out + co]));
 #endif
-        out[at] = v;
+        out[first + threadIdx.x] = v;
         most = max(most, magnitude(v));
-    };
-    for (long long at = blockIdx.x * 256ll + threadIdx.x; at < all; at += gridDim.x * 256ll)
-        if (all >> 31)
-            put(at);
-        else
-            put((int)at);
+    }
 #if KIND == 2
     if (blockIdx.x == 0 && threadIdx.x < 32)
         for (int group = 0; group < groups; group++)

@@ -372,7 +372,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) weight_gradient_lines(
     }
 
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
-    x_slots = kept(x_slots), g_slots = kept(g_slots), steps = kept(steps);
     const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0), warp = threadIdx.x % 128 / 32, lane = threadIdx.x % 32;
     const int g = lane / 4, t = lane % 4;
     // In steps of 16 bytes, as the instructions count: of each tap its line after a voxel's first, and where that starts; a line, all

@@ -19,26 +19,13 @@ extern "C" __global__ void __launch_bounds__(256) weight_gradient_sum(const Sum 
                                                                       int splits, int taps, int in_channels, int group_out) {
     const long long pairs = (long long)in_channels * group_out, all = taps * pairs, at = blockIdx.x * 256ll + threadIdx.x;
     if (at >= all) return;
-    // Most are below 2^31, where dividing takes less.
-    const long long t = all >> 31 ? at / pairs : (unsigned)at / (unsigned)pairs, pair = at - t * pairs;
+    const long long t = at / pairs, pair = at - t * pairs;
     double sum = 0;
-    // Adds up so many shares, several of which are under way at once.
-    const auto add = [&](double &to, int from, int end) {
-        constexpr int AT_ONCE = 8;
-        for (; from + AT_ONCE <= end; from += AT_ONCE) {
-            Sum v[AT_ONCE];
-#pragma unroll
-            for (int k = 0; k < AT_ONCE; k++) v[k] = partial[(from + k) * all + at];
-#pragma unroll
-            for (int k = 0; k < AT_ONCE; k++) to += v[k];
-        }
-        for (; from < end; from++) to += partial[from * all + at];
-    };
 #if SCALED
     const int ci = (int)(pair / group_out), channel = ci / group_in * group_out + (int)(pair - (long long)ci * group_out);
-    for (int part = 0; part * part_splits < splits; part++) {
+    for (int split = 0, part = 0; split < splits; part++) {
         double of_part = 0;
-        add(of_part, part * part_splits, (part + 1) * part_splits);
+        for (const int end = split + part_splits; split < end; split++) of_part += partial[split * all + at];
         sum += of_part * scalbn(1.0, -row_exponent(bounds[part * part_bounds + channel]));
     }
 #if KIND == 2
@@ -48,7 +35,7 @@ extern "C" __global__ void __launch_bounds__(256) weight_gradient_sum(const Sum 
 #endif
     sum *= scalbn(1.0, -of_input);
 #else
-    add(sum, 0, splits);
+    for (int split = 0; split < splits; split++) sum += partial[split * all + at];
 #endif
     narrow((Sum)sum, &dw[pair * taps + t]);
 }
