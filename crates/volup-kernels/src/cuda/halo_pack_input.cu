@@ -249,8 +249,8 @@ extern "C" __global__ void __launch_bounds__(256, KIND == 2 ? 3 : 4) halo_pack_i
             }
     }
 #if SCALED
-    coarse_ones = __reduce_add_sync(0xffffffffu, coarse_ones);
-    if (threadIdx.x % 32 == 0 && coarse_ones) atomicAdd(&control[2], coarse_ones);
+    // There is seldom one.
+    if (coarse_ones) atomicAdd(&control[2], coarse_ones);
 #endif
 #if KIND != 5
     raise(&control[0], most);
