@@ -145,7 +145,7 @@ pub(super) fn largest(context: Context<'_>, control: u64, steps: &mut Vec<Step>)
     Ok(())
 }
 
-/// Finds what both operands are scaled by that become one float16 each: of a weight's slices the columns, as [`weight_scale`] does,
+/// Finds what both operands are scaled by that become float16, one each or two: of a weight's slices the columns, as [`weight_scale`] does,
 /// and of the input, unless that is scaled already, a part large enough to tell.
 pub(super) fn half_scale(
     context: Context<'_>,

@@ -1,4 +1,4 @@
-// What float32 operands are scaled by, by powers of two, that become one fp16 (`operand.cuh`): each output channel's weights by
+// What float32 operands are scaled by, by powers of two, that become fp16, one or two (`operand.cuh`): each output channel's weights by
 // their largest magnitude, the input by the largest of some of its magnitudes. To look at all of them would take as long as
 // packing them; whoever packs them finds those that this has missed.
 //
