@@ -367,8 +367,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
 #if PARTED
         float high[MI][BOTH ? 2 * REGISTERS : REGISTERS];
         int fresh = 1, units_since = 0;
-#endif
-#if PARTED
         // Cross products of fp16 are 2^11 times too large.
         const auto promoted = [](const float *of, int j) { return BOTH ? fmaf(of[j + REGISTERS], 0.00048828125f, of[j]) : of[j]; };
 #endif

@@ -211,7 +211,7 @@ pub fn pack_along(call: &Call<'_>, machine: &mut Machine, packing: impl FnOnce(i
     let e = elements(packing.out);
     let voxels = 4;
     let ([.., pitch], block) = (packing.pitches, packing.block);
-    assert!(call.size("CTAS") == 1 && !call.has("class_panels") && call.size("KIND") != 3);
+    assert!(call.size("CTAS") == 1 && !call.has("class_panels") && parts(call) == 1);
     assert!(call.int("slices") == 1 && packing.panels == block * packing.channel_panels);
     assert_eq!(packing.slice_in, packing.channel_panels * e);
     let up = |a: i64, b: i64| (a + b - 1) / b;
