@@ -8,6 +8,7 @@ mod wide;
 
 use super::epilogue::{NULL, Sums, kernel, sum_bytes};
 use super::pack;
+use super::plane_gradient::PlaneGradient;
 use super::rows::{Rows, makes_again, sample_bytes};
 use super::shuffle_gradient::{Bounded, ShuffleGradient};
 use super::weight::Weight;
@@ -47,6 +48,67 @@ struct Made {
     statistics: [u64; 2],
 }
 
+/// What makes both gradients without rows.
+#[derive(Clone)]
+enum Both<'a> {
+    Shuffle(ShuffleGradient<'a>),
+    Plane(PlaneGradient<'a>),
+}
+
+impl<'a> Both<'a> {
+    /// What there is for so many samples.
+    fn all(context: Context<'a>, batch: usize) -> impl Iterator<Item = Both<'a>> {
+        let shuffle = ShuffleGradient::new(context, batch).map(Both::Shuffle);
+        shuffle.into_iter().chain(PlaneGradient::new(context, batch).map(Both::Plane))
+    }
+
+    fn algorithm(&self) -> Algorithm {
+        match self {
+            Both::Shuffle(_) => Algorithm::ShuffleGemm,
+            Both::Plane(_) => Algorithm::ImplicitGemm,
+        }
+    }
+
+    fn seconds(&self) -> f64 {
+        match self {
+            Both::Shuffle(plan) => plan.seconds,
+            Both::Plane(plan) => plan.seconds,
+        }
+    }
+
+    /// Shares of the gradient of the weight.
+    fn shares(&self) -> usize {
+        match self {
+            Both::Shuffle(plan) => plan.shares,
+            Both::Plane(plan) => plan.blocks,
+        }
+    }
+
+    /// The launches for the first part, to the gradients that are wanted: of the weight its shares.
+    fn steps(
+        &self,
+        context: Context<'_>,
+        wanted: Wanted,
+        terms: Argument,
+        partial: u64,
+        bounded: Bounded,
+    ) -> Result<Vec<Step>> {
+        match self {
+            Both::Shuffle(plan) => plan.steps(context, wanted, terms, partial, bounded),
+            Both::Plane(plan) => Ok(vec![plan.step(context, wanted, terms, partial, bounded.bounds)?]),
+        }
+    }
+}
+
+impl fmt::Display for Both<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Both::Shuffle(plan) => plan.fmt(f),
+            Both::Plane(plan) => plan.fmt(f),
+        }
+    }
+}
+
 /// The plan of a backward pass that some gradient is wanted of.
 #[derive(Clone)]
 pub(super) struct Backward<'a> {
@@ -56,7 +118,7 @@ pub(super) struct Backward<'a> {
     /// What a part has of the forward pass is made again by this, for the part's own request.
     again: Option<(Plan, Request)>,
     /// What makes both gradients without rows.
-    both: Option<ShuffleGradient<'a>>,
+    both: Option<Both<'a>>,
     input: Option<Plan>,
     weight: Option<Weight<'a>>,
     /// Where gradients are two fp16, the same for what these are too coarse for.
@@ -88,6 +150,17 @@ impl fmt::Display for Backward<'_> {
     }
 }
 
+/// Keeps of each kind of plans the first.
+fn keep_first<'a, K: PartialEq>(plans: &mut Vec<Backward<'a>>, kind: impl Fn(&Backward<'a>) -> K) {
+    let mut seen = Vec::new();
+    plans.retain(|plan| {
+        let kind = kind(plan);
+        let is_new = !seen.contains(&kind);
+        seen.push(kind);
+        is_new
+    });
+}
+
 impl<'a> Backward<'a> {
     /// All plans, in the order of the time that they are expected to take: one without rows where that goes, and one for
     /// each tile that computes the gradient of the weight.
@@ -116,7 +189,7 @@ impl<'a> Backward<'a> {
         let both = Wanted { input: true, weight: true, ..wanted };
         let by_rows = Backward { wanted: both, ..by_rows };
         let mut all = by_rows.of_factors()?;
-        let mut without_rows: Vec<_> = by_rows.without_rows().into_iter().collect();
+        let mut without_rows: Vec<_> = by_rows.without_rows().collect();
         let halves = context.most_halves();
         if halves > 0 {
             let by_halves = Backward { wanted: both, ..with(Context { halves, ..context })? };
@@ -125,12 +198,14 @@ impl<'a> Backward<'a> {
                 all.extend(by_halves.of_factors()?);
             }
         }
-        all.extend(without_rows.into_iter().min_by(|one, other| one.seconds().total_cmp(&other.seconds())));
+        // Of each kernel the one of the numbers that are expected to be the fastest.
+        without_rows.sort_by(|one, other| one.seconds().total_cmp(&other.seconds()));
+        keep_first(&mut without_rows, Backward::algorithm);
+        all.extend(without_rows);
         all.sort_by(|one, other| one.seconds().total_cmp(&other.seconds()));
         if !wanted.weight {
             // They do not differ by what computes that of the weight.
-            let mut seen = [false; 2];
-            all.retain(|plan| !std::mem::replace(&mut seen[usize::from(plan.both.is_some())], true));
+            keep_first(&mut all, |plan| plan.both.as_ref().map(Both::algorithm));
         }
         all.iter_mut().for_each(|plan| plan.leave_out(wanted));
         Ok(all)
@@ -173,19 +248,22 @@ impl<'a> Backward<'a> {
     }
 
     /// The same by what makes both gradients of a part without rows.
-    fn without_rows(&self) -> Option<Backward<'a>> {
+    fn without_rows(&self) -> impl Iterator<Item = Backward<'a>> {
         let mut rows = self.rows;
         if self.again.is_none() {
             rows.take_all();
         }
-        let both = ShuffleGradient::new(self.context, rows.batch);
-        both.map(|both| Backward { rows, both: Some(both), ..self.clone() })
+        Both::all(self.context, rows.batch).map(move |both| Backward {
+            rows,
+            both: Some(both),
+            ..self.clone()
+        })
     }
 
     /// The family that computes the gradient of the input.
     pub(super) fn algorithm(&self) -> Algorithm {
         match &self.both {
-            Some(_) => Algorithm::ShuffleGemm,
+            Some(both) => both.algorithm(),
             None => self.input.as_ref().map_or(Algorithm::Direct, |plan| plan.algorithm),
         }
     }
@@ -198,7 +276,7 @@ impl<'a> Backward<'a> {
         if let Some(both) = &self.both {
             let sums = if self.context.request.block.is_bare() { 1.0 } else { 2.0 };
             let idle = if self.context.halves > 0 { LAUNCH } else { 0.0 };
-            return sums * output / ROWS + self.rows.parts as f64 * (again + both.seconds + idle);
+            return sums * output / ROWS + self.rows.parts as f64 * (again + both.seconds() + idle);
         }
         let passes = if self.context.request.block.norm().is_some() { 5.0 } else { 3.0 };
         let passes = if self.context.halves == 1 { passes - HALVES } else { passes };
@@ -427,7 +505,7 @@ impl<'a> Backward<'a> {
         let voxels = self.rows.axes.iter().map(|axis| axis.axis.input).product::<usize>() * self.rows.batch;
         let slots = BLOCKS * self.context.device.multiprocessors;
         if let Some(both) = &self.both {
-            return both.shares;
+            return both.shares();
         }
         let by_definition = || slots.div_ceil(self.pairs()).min(voxels.div_ceil(1024)).max(1);
         self.weight.as_ref().map_or_else(by_definition, Weight::splits)

@@ -19,6 +19,7 @@ mod norm;
 mod pack;
 mod panels;
 mod phases;
+mod plane_gradient;
 mod rows;
 mod shuffle_gemm;
 mod shuffle_gradient;

@@ -156,14 +156,15 @@ impl Rows {
     }
 }
 
-/// Parts that the batch is taken in: two halves of a large one, so that rows and what is made of them take half the
-/// memory; at least four where the convolution's output is made again, which is then one part of it at a time. Parts are
-/// of as many samples each, and start at whole vectors.
+/// Parts that the batch is taken in: one where rows are of 16 bits; two halves of a large one where they are of 32, so that they
+/// and what is made of them take no more memory; at least four where the convolution's output is made again, which is then one
+/// part of it at a time. Parts are of as many samples each, and start at whole vectors.
 fn parts_of(context: Context<'_>) -> usize {
     let geometry = &context.request.geometry;
     let (batch, again) = (geometry.batch(), makes_again(context));
     let samples = [geometry.input_shape(), geometry.output_shape()].map(|shape| sample_bytes(context, shape));
-    if batch * samples[1] <= large() {
+    let narrow = context.operand_bytes() * context.halves.max(1) <= 2;
+    if batch * samples[1] <= large() || narrow && !again {
         return 1;
     }
     let whole = |&parts: &usize| {

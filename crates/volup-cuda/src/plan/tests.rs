@@ -22,6 +22,8 @@ mod machine;
 mod manifest;
 mod norm;
 mod operand;
+mod plane_gradient;
+mod plane_gradient_plans;
 mod results;
 mod rows;
 mod scaled_gradient_plans;

@@ -15,9 +15,11 @@
 
 constexpr int WARPS = 8;
 
-__device__ __forceinline__ double over_warp(double v) {
+/// A sum over so many neighbouring lanes, a power of two.
+__device__ __forceinline__ double over_warp(double v, int width = 32) {
 #pragma unroll
-    for (int lanes = 16; lanes; lanes /= 2) v += __shfl_xor_sync(0xffffffffu, v, lanes);
+    for (int lanes = 16; lanes; lanes /= 2)
+        if (lanes < width) v += __shfl_xor_sync(0xffffffffu, v, lanes);
     return v;
 }
 
@@ -31,17 +33,21 @@ extern "C" __global__ void __launch_bounds__(256) gradient_vectors(const double 
     const auto sum_of = [&](int sample, int channel, int which) { return merged[((long long)sample * channels + channel) * SUMS + which]; };
     const auto gamma_of = [&](int channel) { return gamma ? (double)widen(gamma[channel]) : 1.0; };
     if (rstd) {
-        for (int sample = warp; sample < samples; sample += WARPS) {
+        // Of few channels a warp has several samples at once, so many lanes each.
+        const int width = group_channels < 32 ? 1 << (32 - __clz(group_channels - 1)) : 32, at_once = 32 / width;
+        for (int first_sample = warp * at_once; first_sample < samples; first_sample += WARPS * at_once) {
+            const int sample = first_sample + lane / width;
             double q = 0, r = 0;
-            for (int c = lane; c < group_channels; c += 32) {
-                const double scale = gamma_of(first + c);
-                q += scale * sum_of(sample, first + c, 0);
-                r += scale * sum_of(sample, first + c, 1);
-            }
-            q = over_warp(q);
-            r = over_warp(r);
+            if (sample < samples)
+                for (int c = lane % width; c < group_channels; c += width) {
+                    const double scale = gamma_of(first + c);
+                    q += scale * sum_of(sample, first + c, 0);
+                    r += scale * sum_of(sample, first + c, 1);
+                }
+            q = over_warp(q, width);
+            r = over_warp(r, width);
             const int at = sample * groups + group;
-            if (lane == 0) {
+            if (sample < samples && lane % width == 0) {
                 terms[2 * at] = (Sum)(-(double)rstd[at] * q * by);
                 terms[2 * at + 1] = (Sum)(-(double)rstd[at] * r * by);
             }

@@ -1,4 +1,4 @@
-// The matrix instructions of a warp, and loads of what they take: KIND 0 and 2 16 rows by 8 columns by 16 of K, else by 8.
+// The matrix instructions of a warp, and loads of what they take: of 16 bits 16 rows by 8 columns by 16 of K, else by 8.
 
 #pragma once
 
@@ -13,7 +13,7 @@ __device__ __forceinline__ void load_transposed(unsigned (&v)[4], unsigned at) {
 }
 
 __device__ __forceinline__ void multiply(float (&sum)[4], const uint4 &a, unsigned b0, unsigned b1) {
-#if KIND == 0 || KIND == 2
+#if KIND == 0 || SCALED
     asm("mma.sync.aligned.m16n8k16.row.col.f32." OPERAND "." OPERAND ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
 #else
     asm("mma.sync.aligned.m16n8k8.row.col.f32." OPERAND "." OPERAND ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
@@ -24,7 +24,7 @@ __device__ __forceinline__ void multiply(float (&sum)[4], const uint4 &a, unsign
 
 /// The same of sums that start with one number.
 __device__ __forceinline__ void multiply_onto(float (&sum)[4], float start, const uint4 &a, unsigned b0, unsigned b1) {
-#if KIND == 0 || KIND == 2
+#if KIND == 0 || SCALED
     asm("mma.sync.aligned.m16n8k16.row.col.f32." OPERAND "." OPERAND ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
 #else
     asm("mma.sync.aligned.m16n8k8.row.col.f32." OPERAND "." OPERAND ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"

@@ -6,6 +6,7 @@ use super::epilogue::{self, Epilogue, check_epilogue, tasks};
 use super::halo::input_scale;
 use super::machine::{Call, Machine, Pointer};
 use super::operand::{halves, is_too_coarse};
+use super::plane_gradient;
 use super::shuffle_gradient;
 use super::weight_gradient;
 use super::weight_gradient_lines;
@@ -191,6 +192,7 @@ pub fn extents(call: &Call<'_>) -> Vec<(&'static str, i64)> {
             }
             found
         }
+        "plane_gradient" => plane_gradient::extents(call),
         "shuffle_gradient" => shuffle_gradient::extents(call),
         "weight_gradient" => weight_gradient::extents(call),
         "weight_gradient_lines" => weight_gradient_lines::extents(call),
@@ -218,6 +220,7 @@ pub fn extents(call: &Call<'_>) -> Vec<(&'static str, i64)> {
 pub fn check(call: &Call<'_>) {
     let what = call.variant.name;
     match call.kernel() {
+        "plane_gradient" => return plane_gradient::check(call),
         "shuffle_gradient" => return shuffle_gradient::check(call),
         "weight_gradient" => return weight_gradient::check(call),
         "weight_gradient_lines" => return weight_gradient_lines::check(call),
@@ -317,6 +320,7 @@ pub fn run(call: &Call<'_>, machine: &mut Machine) {
         "gradient_weight" => weight(call, machine),
         "direct_input_gradient" => direct_input(call, machine),
         "direct_weight_gradient" => direct_weight(call, machine),
+        "plane_gradient" => plane_gradient::run(call, machine),
         "shuffle_gradient" => shuffle_gradient::run(call, machine),
         "weight_gradient" => weight_gradient::run(call, machine),
         "weight_gradient_lines" => weight_gradient_lines::run(call, machine),
@@ -618,6 +622,7 @@ pub fn features(call: &Call<'_>, machine: &Machine) -> Vec<&'static str> {
                 ("rows of a bare convolution", gradient && call.given("y").is_none()),
             ]
         }
+        "plane_gradient" => plane_gradient::features(call),
         "shuffle_gradient" => shuffle_gradient::features(call, machine),
         "weight_gradient" => weight_gradient::features(call),
         "weight_gradient_lines" => weight_gradient_lines::features(call),

@@ -304,7 +304,9 @@ fn far_lines_are_left_to_others() {
 fn it_is_the_plan_where_tiles_are_full_or_few() {
     let hopper = with_multiprocessors(132);
     let variants = variants_for(hopper.arch);
-    let variants: Vec<&Variant> = variants.iter().collect();
+    // What is for few channels may be as fast where there are few.
+    let variants: Vec<&Variant> =
+        variants.iter().filter(|variant| variant.entry != "plane_gradient").collect();
     for (line, fastest) in [
         ("n 2, 64x64x64, 64>32, k 2, s 2, bias, relu, gn 32", true),
         ("n 2, 32x32x32, 64>32, k 2, s 2, bias", true),
