@@ -50,10 +50,9 @@ struct Task {
     const Element *dz, *y;
 };
 
-/// Copies 16 bytes, or less of them and zeros.
-__device__ __forceinline__ void copy_some(unsigned to, const void *from, int bytes) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
-}
+/// Puts an element to shared memory.
+__device__ __forceinline__ void put_shared(unsigned to, float x) { asm volatile("st.shared.f32 [%0], %1;" ::"r"(to), "f"(x) : "memory"); }
+template <typename T> __device__ __forceinline__ void put_shared(unsigned to, T x) { asm volatile("st.shared.u16 [%0], %1;" ::"r"(to), "h"(x.bits) : "memory"); }
 
 /// The tasks of a block: those of all planes and items are numbered through, and each warp has every so-manieth.
 struct Tasks {
@@ -115,19 +114,27 @@ struct Tasks {
                 const int from = start + min(c0 + lane / 4, out_channels - 1) * y_c;
                 const int shift = (int)((size_t)(task.dz + from) / SIZE) & PER - 1;
                 to += lane / 4 * (RUN * 16) + lane % 4 * 16;
-                const auto copy_run = [&](unsigned to, const Element *sample, long long left) {
-                    const Element *const first = sample + (from - shift) + lane % 4 * PER;
+                const Element *const first = task.dz + (from - shift) + lane % 4 * PER;
+                const long long left = past - first;
+                const auto copy_run = [&](unsigned to, const Element *first) {
 #pragma unroll
-                    for (int piece = 0; piece < RUN; piece += 4) {
-                        const int bytes = left < 0 ? 16 : (int)max(min((left - (lane % 4 + piece) * PER) * SIZE, 16ll), 0ll);
-                        if (piece + 4 <= RUN || lane % 4 < RUN - piece) copy_some(to + piece * 16, bytes ? first + piece * PER : dz, bytes);
-                    }
+                    for (int piece = 0; piece < RUN; piece += 4)
+                        if (piece + 4 <= RUN || lane % 4 < RUN - piece) copy_async<16>(to + piece * 16, first + piece * PER, true);
                 };
-                // Where a channel ends something may lie past the end of all.
-                const bool whole = start + CHUNK + 2 * PER <= y_c;
-                const long long left = past - (task.dz + (from - shift));
-                copy_run(to, task.dz, whole ? -1 : left);
-                if (y) copy_run(to + OF_TENSOR, task.y, whole ? -1 : left);
+                if (left >= RUN * PER) {
+                    copy_run(to, first);
+                    if (y) copy_run(to + OF_TENSOR, first - task.dz + task.y);
+                } else {
+                    // What may lie past the end of all: single elements of those that are there.
+#pragma unroll 1
+                    for (int piece = 0; piece < RUN - lane % 4; piece += 4)
+#pragma unroll 1
+                        for (int e = 0; e < PER && piece * PER + e < left; e++) {
+                            const int at = piece * PER + e;
+                            put_shared(to + piece * 16 + e * SIZE, first[at]);
+                            if (y) put_shared(to + OF_TENSOR + piece * 16 + e * SIZE, (first - task.dz + task.y)[at]);
+                        }
+                }
             } else {
 #pragma unroll
                 for (int k = 0; k < OWN; k++) {
