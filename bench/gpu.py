@@ -76,6 +76,7 @@ OF_TRAINING = ("shuffle_wgmma", "implicit_gemm")
 # Kernels of gradients that the plan seldom takes for small cases, with a family that leaves them
 # to be chosen.
 KERNELS = {
+    "plane_gradient": "implicit_gemm",
     "shuffle_gradient": "shuffle_gemm",
     "weight_gradient": "halo_gemm",
     "weight_gradient_lines": "halo_gemm",

@@ -58,9 +58,10 @@ fn two_fp16_in_ieee() {
 
 /// What the plan seldom takes in training for what is as small as tests are: families whose forward pass is another one there,
 /// and kernels of gradients, with a family that leaves them to be chosen.
-const OF_TRAINING: [(Algorithm, Option<&str>); 6] = [
+const OF_TRAINING: [(Algorithm, Option<&str>); 7] = [
     (Algorithm::ShuffleWgmma, None),
     (Algorithm::ImplicitGemm, None),
+    (Algorithm::ImplicitGemm, Some("plane_gradient")),
     (Algorithm::ShuffleGemm, Some("shuffle_gradient")),
     (Algorithm::HaloGemm, Some("weight_gradient")),
     (Algorithm::HaloGemm, Some("weight_gradient_lines")),
