@@ -8,7 +8,7 @@ use super::{
 };
 use crate::Variant;
 use std::fmt;
-use volup::{MemoryFormat, Result, Wanted};
+use volup::{Result, Wanted};
 
 /// Channels of the input, at most; voxels of a step of the products.
 const CHANNELS: usize = 8;
@@ -64,10 +64,7 @@ impl<'a> PlaneGradient<'a> {
         let fits = [geometry.input_shape(), geometry.output_shape()]
             .iter()
             .all(|[_, sizes @ ..]| product(sizes).is_some_and(|sample| int(sample).is_ok()));
-        // Channels that lie together are read by vectors.
-        let last = request.output_format == MemoryFormat::ChannelsLast3d;
-        let whole = !last || conv.out_channels().is_multiple_of(VECTOR);
-        if !asked || !fits || !whole || conv.groups() > 1 || conv.in_channels() > CHANNELS {
+        if !asked || !fits || conv.groups() > 1 || conv.in_channels() > CHANNELS {
             return None;
         }
         let (types, kind) = epilogue::element(context);

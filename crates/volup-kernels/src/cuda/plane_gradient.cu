@@ -27,8 +27,8 @@
 //
 // # What it takes
 //
-// One group, at most 8 channels of the input, CHANNELS of the output, TAPS taps; voxels of neighbouring channels of y lie either apart (`y_w`
-// is 1, lines of a plane one after the other), or its channels do not, and then `out_channels` is a multiple of 8. Threads: 256. Grid: at most
+// One group, at most 8 channels of the input, CHANNELS of the output, TAPS taps; lines of a plane of y lie one after the other, and
+// neighbours are voxels (`y_w` is 1) or all channels of one, which are read faster if they are a multiple of 8. Threads: 256. Grid: at most
 // the items: of samples, segments, tiles of lines, the last the fastest. Elements of a sample of x and y are below 2^31; `dz` and `y`
 // are multiples of 16 bytes. Bytes of dynamic shared memory, `own` to the next multiple of 16 and 8 * 2 * 1152 for each of `dz` and `y`; with
 // `columns` = (input_w - 1)*stride_w + (kernel_w - 1)*dilation_w + 1 and `rows` = (lines - 1)*stride_h + (kernel_h - 1)*dilation_h + 1 `own` is

@@ -135,6 +135,16 @@ struct Tasks {
                             if (y) put_shared(to + OF_TENSOR + piece * 16 + e * SIZE, (first - task.dz + task.y)[at]);
                         }
                 }
+            } else if (out_channels % VECTOR) {
+                // Channels that are no whole vectors one by one; past the last one the last one again.
+#pragma unroll 1
+                for (int i = lane; i < CHUNK * VECTOR; i += 32) {
+                    const int position = i / VECTOR, e = i % VECTOR, from = start + position * y_w + min(c0 + e, out_channels - 1);
+                    const unsigned at = to + (e / PER * CHUNK + position) * 16 + e % PER * SIZE;
+                    if (task.dz + from >= past) continue;
+                    put_shared(at, task.dz[from]);
+                    if (y) put_shared(at + OF_TENSOR, task.y[from]);
+                }
             } else {
 #pragma unroll
                 for (int k = 0; k < OWN; k++) {

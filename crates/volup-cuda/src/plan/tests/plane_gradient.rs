@@ -150,7 +150,7 @@ pub fn check(call: &Call<'_>) {
     }
     let [_, of_c, _, of_h, of_w] = of_y;
     assert!(of_h == layout.output[2] * of_w, "{what}");
-    assert!(of_w == 1 || of_c == 1 && of_w == out_channels && out_channels % VECTOR == 0, "{what}");
+    assert!(of_w == 1 || of_c == 1 && of_w == out_channels, "{what}");
 
     assert_eq!(call.shared, layout.shared_bytes(call), "{what}");
     let ctas = call.size("CTAS");
@@ -240,7 +240,8 @@ pub fn features(call: &Call<'_>) -> Vec<(&'static str, bool)> {
         ("planes: blocks of many items", layout.items > layout.blocks),
         ("planes: blocks of many samples", samples(layout.blocks) < layout.samples() - 1),
         ("planes: channels past the last", layout.out_channels % VECTOR > 0),
-        ("planes: channels together", call.int("y_c") == 1 && layout.out_channels > 1),
+        ("planes: channels together", call.int("y_c") == 1 && layout.out_channels % VECTOR == 0),
+        ("planes: channels together, no vectors", call.int("y_w") > 1 && layout.out_channels % VECTOR > 0),
         ("planes: lines past the last", layout.input[1] % layout.lines > 0),
         ("planes: only the input's gradient", call.given("partial").is_none()),
         ("planes: only the weight's gradient", call.given("dx").is_none()),
