@@ -258,6 +258,6 @@ fn blocks_of_planes_are_as_many_as_have_something_to_do() {
         let calls: Vec<Call<'_>> = launches(&plan);
         let of = |name| calls.iter().find(|call| call.kernel() == name).expect("a launch");
         assert_eq!(of("plane_gradient").grid, [blocks, 1, 1], "{plan}");
-        assert_eq!(of("weight_gradient_sum").int("splits"), i64::from(blocks), "{plan}");
+        assert_eq!(of("weight_gradient_sum").int("splits"), blocks, "{plan}");
     }
 }
