@@ -22,6 +22,8 @@ use volup::{DType, Result, Wanted};
 const BLOCKS: usize = 16;
 /// Channels of a tile of the weight's gradient by its definition.
 const TILE: usize = 16;
+/// Elements of the weight's gradient that a block adds up the shares of.
+const SUMMED: usize = 32;
 /// Products and sums a second of one multiprocessor by the definition, at most.
 const DEFINITION: f64 = 1e10;
 /// Bytes a second that rows are written, and read, at.
@@ -430,7 +432,7 @@ impl<'a> Backward<'a> {
             }
             let splits = rows.parts * self.splits();
             push(&mut arguments, [splits, rows.taps(), rows.groups * rows.group_in, rows.group_out])?;
-            let blocks = grid(self.elements().div_ceil(256))?;
+            let blocks = grid(self.elements().div_ceil(SUMMED))?;
             steps.push(Step::launch(kernel(context, "weight_gradient_sum")?, blocks, arguments));
         }
         Ok(())

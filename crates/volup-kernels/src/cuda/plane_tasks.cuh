@@ -115,17 +115,18 @@ struct Tasks {
                 const int shift = (int)((size_t)(task.dz + from) / SIZE) & PER - 1;
                 to += lane / 4 * (RUN * 16) + lane % 4 * 16;
                 const Element *const first = task.dz + (from - shift) + lane % 4 * PER;
-                const long long left = past - first;
                 const auto copy_run = [&](unsigned to, const Element *first) {
 #pragma unroll
                     for (int piece = 0; piece < RUN; piece += 4)
                         if (piece + 4 <= RUN || lane % 4 < RUN - piece) copy_async<16>(to + piece * 16, first + piece * PER, true);
                 };
-                if (left >= RUN * PER) {
+                // Where a channel ends something may lie past the end of all.
+                if (start + CHUNK + 2 * PER <= y_c) {
                     copy_run(to, first);
                     if (y) copy_run(to + OF_TENSOR, first - task.dz + task.y);
                 } else {
-                    // What may lie past the end of all: single elements of those that are there.
+                    // Single elements of those that are there.
+                    const long long left = past - first;
 #pragma unroll 1
                     for (int piece = 0; piece < RUN - lane % 4; piece += 4)
 #pragma unroll 1

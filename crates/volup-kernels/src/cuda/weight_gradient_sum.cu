@@ -3,7 +3,8 @@
 //
 // Parameters: `partial` (as `direct_weight_gradient` has it), `dw` (`[ci][co][t]`), for KIND 5 and 2 `bounds`, `control` (the words that the
 // input's exponent is of; for KIND 2 the largest magnitudes of its channels) and i32 `group_in`, `part_splits` (of a part of the batch), `part_bounds` (from a part's bounds to the next's; 0
-// if all have the same); i32: `splits`, `taps`, `in_channels`, `group_out`. Threads: 256. Grid: ceil(taps * in_channels * group_out / 256).
+// if all have the same); i32: `splits`, `taps`, `in_channels`, `group_out`. Threads: 256, of which eight have an element, each every eighth share. Grid:
+// ceil(taps * in_channels * group_out / 32).
 
 #if KIND == 5 || KIND == 2
 #include "half_parts.cuh"
@@ -17,15 +18,18 @@ extern "C" __global__ void __launch_bounds__(256) weight_gradient_sum(const Sum 
                                                                       int part_splits, int part_bounds,
 #endif
                                                                       int splits, int taps, int in_channels, int group_out) {
-    const long long pairs = (long long)in_channels * group_out, all = taps * pairs, at = blockIdx.x * 256ll + threadIdx.x;
-    if (at >= all) return;
+    constexpr int ELEMENTS = 32, TOGETHER = 256 / ELEMENTS;
+    __shared__ double of_thread[TOGETHER][ELEMENTS];
+    const int own = threadIdx.x / ELEMENTS, element = threadIdx.x % ELEMENTS;
+    // Past the last element the last one again.
+    const long long pairs = (long long)in_channels * group_out, all = taps * pairs, at = min(blockIdx.x * (long long)ELEMENTS + element, all - 1);
     const long long t = at / pairs, pair = at - t * pairs;
     double sum = 0;
 #if SCALED
     const int ci = (int)(pair / group_out), channel = ci / group_in * group_out + (int)(pair - (long long)ci * group_out);
-    for (int split = 0, part = 0; split < splits; part++) {
+    for (int first = 0, part = 0; first < splits; first += part_splits, part++) {
         double of_part = 0;
-        for (const int end = split + part_splits; split < end; split++) of_part += partial[split * all + at];
+        for (int split = first + own; split < first + part_splits; split += TOGETHER) of_part += partial[split * all + at];
         sum += of_part * scalbn(1.0, -row_exponent(bounds[part * part_bounds + channel]));
     }
 #if KIND == 2
@@ -35,7 +39,12 @@ extern "C" __global__ void __launch_bounds__(256) weight_gradient_sum(const Sum 
 #endif
     sum *= scalbn(1.0, -of_input);
 #else
-    for (int split = 0; split < splits; split++) sum += partial[split * all + at];
+    for (int split = own; split < splits; split += TOGETHER) sum += partial[split * all + at];
 #endif
+    of_thread[own][element] = sum;
+    __syncthreads();
+    if (own > 0 || blockIdx.x * (long long)ELEMENTS + element >= all) return;
+#pragma unroll
+    for (int other = 1; other < TOGETHER; other++) sum += of_thread[other][element];
     narrow((Sum)sum, &dw[pair * taps + t]);
 }
