@@ -22,8 +22,11 @@ use volup::{DType, Result, Wanted};
 const BLOCKS: usize = 16;
 /// Channels of a tile of the weight's gradient by its definition.
 const TILE: usize = 16;
-/// Elements of the weight's gradient that a block adds up the shares of.
-const SUMMED: usize = 32;
+/// Threads of a block that adds up shares of the weight's gradient, those that have an element of a small one together, and how
+/// many elements are few.
+const ADDING: usize = 256;
+const TOGETHER: usize = 8;
+const SMALL: usize = 1 << 15;
 /// Products and sums a second of one multiprocessor by the definition, at most.
 const DEFINITION: f64 = 1e10;
 /// Bytes a second that rows are written, and read, at.
@@ -431,8 +434,12 @@ impl<'a> Backward<'a> {
                 push(&mut arguments, [rows.group_in, self.splits(), own])?;
             }
             let splits = rows.parts * self.splits();
-            push(&mut arguments, [splits, rows.taps(), rows.groups * rows.group_in, rows.group_out])?;
-            let blocks = grid(self.elements().div_ceil(SUMMED))?;
+            let together = if self.elements() <= SMALL { TOGETHER } else { 1 };
+            push(
+                &mut arguments,
+                [splits, rows.taps(), rows.groups * rows.group_in, rows.group_out, together],
+            )?;
+            let blocks = grid((self.elements() * together).div_ceil(ADDING))?;
             steps.push(Step::launch(kernel(context, "weight_gradient_sum")?, blocks, arguments));
         }
         Ok(())

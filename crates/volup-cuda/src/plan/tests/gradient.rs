@@ -18,8 +18,6 @@ use std::ops::Range;
 pub const AXES: [&str; 3] = ["d", "h", "w"];
 /// Threads of a block.
 const THREADS: i64 = 256;
-/// Elements of a block of `weight_gradient_sum`.
-const SUMMED: i64 = 32;
 /// Elements of a block of `gradient_rows`.
 const ELEMENTS: i64 = 4096;
 /// The bits of the least float32 that is an infinity when it is rounded to tf32.
@@ -264,7 +262,9 @@ pub fn check(call: &Call<'_>) {
         "weight_gradient_sum" => {
             let [splits, all] =
                 [&["splits"][..], &["taps", "in_channels", "group_out"]].map(|n| product(call, n));
-            assert!(splits > 0 && blocks == tasks(all, SUMMED), "{what}");
+            let together = call.int("together");
+            assert!(splits > 0 && THREADS % together == 0, "{what}");
+            assert!(blocks == tasks(all * together, THREADS), "{what}");
             assert!(!call.has("part_splits") || splits % call.int("part_splits") == 0, "{what}");
         }
         "half_input" => {
