@@ -153,6 +153,8 @@ impl Emulated {
         let mut variants = variants_for(device.arch);
         variants
             .retain(|variant| variant.exact || BY_CONTRACT.iter().any(|name| variant.name.starts_with(name)));
+        // Arithmetic of pairs of 16 bits is not interpreted.
+        variants.retain(|variant| variant.entry != "plane_gradient");
         Emulated { device, variants, precision, algorithm, kernel: None, saying: None, said: Cell::new(0) }
     }
 
