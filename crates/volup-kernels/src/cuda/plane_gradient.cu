@@ -392,29 +392,29 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) plane_gradient(
                     }
 #pragma unroll
                     for (int e = 0; e < 4; e++) {
-                            const int v = step * STEP + g + e / 2 * 8, ih = size.by_input.divide(v), iw = v - ih * wide.input, ci = 2 * t + e % 2;
-                            if (v >= voxels || h0 + ih >= h.input || ci >= in_channels) continue;
-                            float value = of_step[0][e];
+                        const int v = step * STEP + g + e / 2 * 8, ih = size.by_input.divide(v), iw = v - ih * wide.input, ci = 2 * t + e % 2;
+                        if (v >= voxels || h0 + ih >= h.input || ci >= in_channels) continue;
+                        float value = of_step[0][e];
 #pragma unroll
-                            for (int k = 1; k < AHEAD; k++) value += of_step[k][e];
+                        for (int k = 1; k < AHEAD; k++) value += of_step[k][e];
 #if SCALED
-                            value *= power(-exponent(of_weight[ci]));
+                        value *= power(-exponent(of_weight[ci]));
 #endif
-                            if (by_definition) {
-                                value = 0;
+                        if (by_definition) {
+                            value = 0;
 #pragma unroll 1
-                                for (int tap = 0; tap < taps; tap++) {
-                                    const int of_height = tap / wide.kernel, tw = tap - of_height * wide.kernel, th = of_height % h.kernel;
-                                    const int2 reads = tap_at[tap];
-                                    if (plane_at[reads.y] < 0 || !h.reads(h0 + ih, th) || !wide.reads(iw, tw)) continue;
-                                    const int position = ih * h.stride * size.of_line + iw * OF_POSITION + plane_at[reads.y] + reads.x;
+                            for (int tap = 0; tap < taps; tap++) {
+                                const int of_height = tap / wide.kernel, tw = tap - of_height * wide.kernel, th = of_height % h.kernel;
+                                const int2 reads = tap_at[tap];
+                                if (plane_at[reads.y] < 0 || !h.reads(h0 + ih, th) || !wide.reads(iw, tw)) continue;
+                                const int position = ih * h.stride * size.of_line + iw * OF_POSITION + plane_at[reads.y] + reads.x;
 #pragma unroll 1
-                                    for (int co = 0; co < out_channels; co++)
-                                        value = fmaf(element(position, co) * (1.0f / scale_of(co)), widen(w[(ci * out_channels + co) * taps + tap]), value);
-                                }
+                                for (int co = 0; co < out_channels; co++)
+                                    value = fmaf(element(position, co) * (1.0f / scale_of(co)), widen(w[(ci * out_channels + co) * taps + tap]), value);
                             }
-                            narrow(value, dx + n * x_n + (ci * (int)x_c + id * (int)x_d + (h0 + ih) * (int)x_h + iw * (int)x_w));
                         }
+                        narrow(value, dx + n * x_n + (ci * (int)x_c + id * (int)x_d + (h0 + ih) * (int)x_h + iw * (int)x_w));
+                    }
                 }
             // That of the weight, a tap at a time.
             if (partial) {

@@ -3,8 +3,8 @@
 use super::machine::Call;
 use super::manifest::{devices, variants_for, with_multiprocessors};
 use super::results::unnoticed;
-use super::training::{Example, wanted_of};
-use super::{FORMATS, fits, launches};
+use super::training::{Example, NONE, case, plan_of, wanted_of};
+use super::{FORMATS, launches};
 use crate::plan::{Plan, Request, Task};
 use crate::{Algorithm, DeviceInfo, Variant};
 use std::collections::BTreeSet;
@@ -27,14 +27,6 @@ const CASES: [(&str, &str); 9] = [
 const NUMBERS: [(DType, Precision); 3] =
     [(DType::F16, Precision::Ieee), (DType::Bf16, Precision::Ieee), (DType::F32, Precision::Tf32)];
 
-/// No gradient.
-const NONE: Wanted =
-    Wanted { input: false, weight: false, bias: false, norm_weight: false, norm_bias: false };
-
-fn case(line: &str) -> Case {
-    Case::parse("given", line, "given").expect("a valid case")
-}
-
 /// A request of the backward pass, in bfloat16.
 fn request_of(case: &Case) -> Request {
     Request {
@@ -53,20 +45,11 @@ fn request(line: &str) -> Request {
     request_of(&case(line))
 }
 
-fn is_it(plan: &Plan) -> bool {
-    launches(plan).iter().any(|call| call.kernel() == "plane_gradient")
-}
-
 /// The plan of this kernel, if there is one, and whether it is expected to be the fastest.
 fn plan(request: &Request, device: &DeviceInfo, variants: &[&Variant]) -> Option<(Plan, bool)> {
-    let plans = Plan::candidates(request, device, variants, usize::MAX).expect("plans");
-    let found: Vec<usize> = (0..plans.len()).filter(|&at| is_it(&plans[at])).collect();
-    assert!(found.len() <= 1 && found.len() < plans.len(), "one, and others beside it: {plans:?}");
-    let (plan, first) = (&plans[*found.first()?], found[0] == 0);
+    let (plan, first) = plan_of("plane_gradient", request, device, variants)?;
     assert_eq!(plan.algorithm, Algorithm::ImplicitGemm, "{plan}");
-    println!("{:?}, {}, {}; {plan}", request.task, request.dtype, request.precision);
-    launches(plan).iter().for_each(|call| fits(call, plan, &format!("{request:?}")));
-    Some((plan.clone(), first))
+    Some((plan, first))
 }
 
 /// Where it applies, by what the kernel's file says, to sizes whose shared memory does not matter.

@@ -3,8 +3,8 @@
 use super::machine::Call;
 use super::manifest::{devices, variants_for, with_multiprocessors};
 use super::results::unnoticed;
-use super::training::{Example, wanted_of};
-use super::{FORMATS, MULTIPLIED, fits, launches};
+use super::training::{Example, NONE, case, has, plan_of, wanted_of};
+use super::{FORMATS, MULTIPLIED, launches};
 use crate::plan::{Plan, Request, Task};
 use crate::{Algorithm, DeviceInfo, Variant};
 use std::collections::BTreeSet;
@@ -24,14 +24,6 @@ const ROWS: [(&str, &str); 10] = [
     ("n 2, 3x5x6, 64>32, k 2, s 2, bias, relu, gn 8", "all channels and rows of a tile"),
     ("n 2, 1x1x1, 4>1, k 16x8x2, s 16x8x2, gelu_tanh", "all rows of one channel, one position"),
 ];
-
-/// No gradient.
-const NONE: Wanted =
-    Wanted { input: false, weight: false, bias: false, norm_weight: false, norm_bias: false };
-
-fn case(line: &str) -> Case {
-    Case::parse("given", line, "given").expect("a valid case")
-}
 
 /// A request of the backward pass in float32.
 fn request_of(case: &Case) -> Request {
@@ -53,18 +45,13 @@ fn request(line: &str) -> Request {
 
 /// The plan of this kernel, if there is one, and whether it is expected to be the fastest.
 fn plan(request: &Request, device: &DeviceInfo, variants: &[&Variant]) -> Option<(Plan, bool)> {
-    let plans = Plan::candidates(request, device, variants, usize::MAX).expect("plans");
-    let found: Vec<usize> = (0..plans.len()).filter(|&at| is_it(&plans[at])).collect();
-    assert!(found.len() <= 1 && found.len() < plans.len(), "one, and others beside it: {plans:?}");
-    let (plan, first) = (&plans[*found.first()?], found[0] == 0);
+    let (plan, first) = plan_of("shuffle_gradient", request, device, variants)?;
     assert_eq!(plan.algorithm, Algorithm::ShuffleGemm, "{plan}");
-    println!("{:?}, {}, {}; {plan}", request.task, request.dtype, request.precision);
-    launches(plan).iter().for_each(|call| fits(call, plan, &format!("{request:?}")));
-    Some((plan.clone(), first))
+    Some((plan, first))
 }
 
 fn is_it(plan: &Plan) -> bool {
-    launches(plan).iter().any(|call| call.kernel() == "shuffle_gradient")
+    has(plan, "shuffle_gradient")
 }
 
 /// Where it applies, by what the kernel's file says.

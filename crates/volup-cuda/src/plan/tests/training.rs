@@ -29,6 +29,36 @@ pub fn wanted_of(block: &BlockSpec, wanted: Wanted) -> Wanted {
     }
 }
 
+/// No gradient.
+pub const NONE: Wanted =
+    Wanted { input: false, weight: false, bias: false, norm_weight: false, norm_bias: false };
+
+/// A case in the table's notation.
+pub fn case(line: &str) -> Case {
+    Case::parse("given", line, "given").expect("a valid case")
+}
+
+/// Whether a plan launches a kernel.
+pub fn has(plan: &Plan, kernel: &str) -> bool {
+    launches(plan).iter().any(|call| call.kernel() == kernel)
+}
+
+/// The one plan that launches a kernel, if there is one, and whether it is expected to be the fastest; there are others beside it.
+pub fn plan_of(
+    kernel: &str,
+    request: &Request,
+    device: &DeviceInfo,
+    variants: &[&Variant],
+) -> Option<(Plan, bool)> {
+    let plans = Plan::candidates(request, device, variants, usize::MAX).expect("plans");
+    let found: Vec<usize> = (0..plans.len()).filter(|&at| has(&plans[at], kernel)).collect();
+    assert!(found.len() <= 1 && found.len() < plans.len(), "one, and others beside it: {plans:?}");
+    let (plan, first) = (&plans[*found.first()?], found[0] == 0);
+    println!("{:?}, {}, {}; {plan}", request.task, request.dtype, request.precision);
+    launches(plan).iter().for_each(|call| fits(call, plan, &format!("{request:?}")));
+    Some((plan.clone(), first))
+}
+
 /// A case's tensors in double precision, rounded to a type, with all that training makes of them.
 pub struct Example {
     case: Case,
