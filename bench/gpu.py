@@ -223,6 +223,7 @@ def tests(stage: Stage, _args: argparse.Namespace) -> None:
 
 def gradients(stage: Stage, _args: argparse.Namespace) -> None:
     pytest(stage, "test_cuda_training")
+    pytest(stage, "test_superres")
 
 
 def stress(stage: Stage, _args: argparse.Namespace) -> None:
