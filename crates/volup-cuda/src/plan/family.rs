@@ -2,8 +2,8 @@
 
 use super::norm::Way;
 use super::{
-    Algorithm, Context, Step, Workspace, after, box_gemm, direct, gather_gemm, halo_gemm, implicit_gemm,
-    interleave, linear_gemm, shuffle_gemm, shuffle_ring, shuffle_wgmma,
+    Algorithm, Context, Step, Workspace, after, box_gemm, direct, gather_gemm, halo_gemm, halo_sweep,
+    implicit_gemm, interleave, linear_gemm, shuffle_gemm, shuffle_ring, shuffle_wgmma,
 };
 use std::fmt;
 use volup::Result;
@@ -13,6 +13,7 @@ pub(super) enum Family<'a> {
     Linear(linear_gemm::Linear<'a>),
     Interleave(interleave::Interleave<'a>),
     Halo(Box<halo_gemm::Halo<'a>>),
+    Sweep(Box<halo_sweep::Sweep<'a>>),
     Gather(Box<gather_gemm::GatherGemm<'a>>),
     Box(box_gemm::BoxGemm<'a>),
     Shuffle(shuffle_gemm::ShuffleGemm<'a>),
@@ -26,7 +27,7 @@ impl<'a> Family<'a> {
         match self {
             Family::Linear(_) => Algorithm::LinearGemm,
             Family::Interleave(_) => Algorithm::Interleave,
-            Family::Halo(_) => Algorithm::HaloGemm,
+            Family::Halo(_) | Family::Sweep(_) => Algorithm::HaloGemm,
             Family::Gather(_) => Algorithm::GatherGemm,
             Family::Box(_) => Algorithm::BoxGemm,
             Family::Shuffle(_) => Algorithm::ShuffleGemm,
@@ -53,6 +54,7 @@ impl<'a> Family<'a> {
             Family::Linear(linear) => linear.seconds,
             Family::Interleave(interleave) => interleave.seconds,
             Family::Halo(halo) => halo.seconds,
+            Family::Sweep(sweep) => sweep.seconds,
             Family::Gather(gather) => gather.seconds,
             Family::Box(boxes) => boxes.seconds,
             Family::Shuffle(shuffle) => shuffle.seconds,
@@ -71,6 +73,8 @@ impl<'a> Family<'a> {
         }
         let mut all: Vec<Family<'a>> =
             halo_gemm::Halo::all(context).into_iter().map(|halo| Family::Halo(Box::new(halo))).collect();
+        let sweeps = halo_sweep::Sweep::all(context).into_iter();
+        all.extend(sweeps.map(|sweep| Family::Sweep(Box::new(sweep))));
         let gathers = gather_gemm::GatherGemm::all(context).into_iter();
         all.extend(gathers.map(|gather| Family::Gather(Box::new(gather))));
         all.extend(interleave::Interleave::new(context).map(Family::Interleave));
@@ -130,6 +134,7 @@ impl<'a> Family<'a> {
             Family::Linear(linear) => linear.steps(context, workspace, steps),
             Family::Interleave(interleave) => interleave.steps(context, workspace, steps),
             Family::Halo(halo) => halo.steps(context, workspace, steps),
+            Family::Sweep(sweep) => sweep.steps(context, workspace, steps),
             Family::Gather(gather) => gather.steps(context, workspace, steps),
             Family::Box(boxes) => boxes.steps(context, workspace, steps),
             Family::Shuffle(shuffle) => shuffle.steps(context, workspace, steps),
@@ -146,6 +151,7 @@ impl fmt::Display for Family<'_> {
             Family::Linear(linear) => linear.fmt(f),
             Family::Interleave(interleave) => interleave.fmt(f),
             Family::Halo(halo) => halo.fmt(f),
+            Family::Sweep(sweep) => sweep.fmt(f),
             Family::Gather(gather) => gather.fmt(f),
             Family::Box(boxes) => boxes.fmt(f),
             Family::Shuffle(shuffle) => shuffle.fmt(f),

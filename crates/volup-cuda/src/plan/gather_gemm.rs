@@ -330,6 +330,7 @@ impl<'a> GatherGemm<'a> {
             steps: request.geometry.conv().kernel_size()[2],
             step: -1,
             taps: 1,
+            sweeps: false,
         };
         let weight = workspace.take(panels.bytes(context));
         let columns = self.blocks * panels.columns;

@@ -12,6 +12,7 @@ mod epilogue_statistics;
 mod family;
 mod gather_gemm;
 mod halo_gemm;
+mod halo_sweep;
 mod implicit_gemm;
 mod interleave;
 mod linear_gemm;

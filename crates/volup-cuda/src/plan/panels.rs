@@ -94,6 +94,8 @@ pub(super) struct WeightPanels {
     pub(super) step: i64,
     /// Taps along width that are columns of their own, else 1.
     pub(super) taps: usize,
+    /// Whether taps along depth are columns, beside the channels, as `halo_sweep` has them.
+    pub(super) sweeps: bool,
 }
 
 /// What blocks of the weight's pack take: the kernel's arguments of these names.
@@ -132,7 +134,7 @@ impl WeightPanels {
         arguments.push((self.low as i32).into());
         push(&mut arguments, [self.steps])?;
         arguments.push((self.step as i32).into());
-        push(&mut arguments, [self.taps])?;
+        push(&mut arguments, [self.taps, usize::from(self.sweeps)])?;
         let params = [("KIND", self.operand.panel_kind())];
         let variant = *context.kernel("halo_pack_weight", &self.operand.types(context), &params)?;
         let grid = [cut.runs * cut.line_runs, self.panels(), self.slices].map(|blocks| blocks as u32);

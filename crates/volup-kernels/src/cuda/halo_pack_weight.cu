@@ -10,7 +10,8 @@
 // shared memory, at least `lines*w_kernel`), `each` (columns of a channel, those past a slice's last counted in: `outputs` if `channels_first`, else as many as fill the
 // blocks; or `taps`), `chunk_panels`, `chunks`, `columns` (BN), `blocks`, `channels`, `slice_in`, `in_per_group`,
 // `out_per_group`, `outputs`, `channels_first`, `block`, `channel_panels`, `w_first`, `w_stride`, `w_dilation`, `d_kernel`,
-// `h_kernel`, `w_kernel`, `w_low`, `w_steps`, `w_step`, `taps` (along width, that are columns of their own; else 1).
+// `h_kernel`, `w_kernel`, `w_low`, `w_steps`, `w_step`, `taps` (along width, that are columns of their own; else 1),
+// `sweeps` (1: taps along depth are columns, as `halo_sweep` has them).
 // Threads: 256. Grid: (runs*line_runs, chunks*chunk_panels, slices), with runs as many as hold all channels of a slice, and
 // the columns past them. Bytes of dynamic shared memory: run*pitch*16, twice for two parts.
 
@@ -30,7 +31,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) halo_pack_weight(
 #endif
     int run, int lines, int line_runs, int pitch, int each, int chunk_panels, int chunks, int columns, int blocks, int channels, int slice_in,
     int in_per_group, int out_per_group, int outputs, int channels_first, int block, int channel_panels, int w_first, int w_stride,
-    int w_dilation, int d_kernel, int h_kernel, int w_kernel, int w_low, int w_steps, int w_step, int taps) {
+    int w_dilation, int d_kernel, int h_kernel, int w_kernel, int w_low, int w_steps, int w_step, int taps, int sweeps) {
     let_next_start();
     extern __shared__ uint4 pieces[];
     const int of_tap = columns / taps, span = lines * w_kernel, kernel = d_kernel * h_kernel * w_kernel;
@@ -116,7 +117,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) halo_pack_weight(
         // The tap along width: e = jj + first - m, t*dilation = stride*m + r, if that is one.
         const int jj = by[STRIDE].divide(which), residue = which - jj * w_stride;
         const int far0 = taps > 1 ? which * w_dilation : (jj + w_first - w_low * block - parity) * w_stride + residue;
-        const int plane0 = (slice * blocks + of_slice) * d_kernel;
+        const int plane0 = (slice * blocks + of_slice) * (sweeps ? 1 : d_kernel), panel_columns = sweeps ? d_kernel * columns : columns;
 #pragma unroll 1
         for (int step = 0; step < w_steps; step++) {
             const int far = far0 - step * w_step * block * w_stride, tw = by[DILATION].divide(max(far, 0));
@@ -125,11 +126,11 @@ extern "C" __global__ void __launch_bounds__(256, 4) halo_pack_weight(
 #pragma unroll 1
             for (int line = first_line; line < lines_here; line += others) {
                 const int td = by[HEIGHT].divide(line0 + line), th = line0 + line - td * h_kernel;
-                const int tile = (((plane0 + td) * chunks + chunk) * h_kernel + th) * w_steps + step;
-                uint4 *const to = out + ((long long)tile * chunk_panels + in_chunk) * PARTS * columns + in_block;
+                const int tile = (((plane0 + (sweeps ? 0 : td)) * chunks + chunk) * h_kernel + th) * w_steps + step;
+                uint4 *const to = out + ((long long)tile * chunk_panels + in_chunk) * PARTS * panel_columns + (sweeps ? td * columns : 0) + in_block;
                 const uint4 none = make_uint4(0, 0, 0, 0);
                 *to = hit ? from[line * w_kernel] : none;
-                if (PARTS == 2) to[columns] = hit ? from[run * pitch + line * w_kernel] : none;
+                if (PARTS == 2) to[panel_columns] = hit ? from[run * pitch + line * w_kernel] : none;
             }
         }
     }

@@ -109,6 +109,7 @@ impl Halo<'_> {
             steps: self.w_steps,
             step: self.w_step as i64,
             taps: self.fold.map_or(1, |fold| fold.taps),
+            sweeps: false,
         };
         let at = workspace.take(panels.bytes(context));
         let first = usize::from(request.output_format == MemoryFormat::Contiguous);

@@ -1,0 +1,322 @@
+//! Planning `halo_sweep`: pieces of planes, and what of shared memory goes to which operand. The kernel's file says what the numbers mean.
+
+use super::pack::{self, Operand};
+use super::panels::{
+    InputPanels, MOST_STAGES, WeightPanels, may_pack_along, packer_bytes, packs, table_bytes, tile_rows,
+};
+use super::phases::PhaseAxis;
+use super::{
+    Argument, Buffer, Context, RESERVED, SHARED, Step, Workspace, activation_code, direct, epilogue, int, push,
+    size, strides,
+};
+use crate::Variant;
+use std::fmt;
+use volup::{MemoryFormat, Result};
+
+/// What comes before tables of columns in shared memory.
+const FIXED: usize = 4096;
+/// The packed input takes at most this much of the input's own memory.
+const MOST_PACKED: f64 = 2.0;
+/// The most chunks that channels are divided into, and stages of the input.
+const MOST_CHUNKS: usize = 8;
+const MOST_A: usize = 6;
+
+/// What a launch costs beside its work, in seconds.
+const LAUNCH: f64 = 3.6e-6;
+/// Clocks a second, and the share of the matrix instructions' rate that is reached.
+const CLOCK: f64 = 1.65e9;
+const EFFICIENCY: f64 = 0.9;
+/// Bytes a second of the memory, and from the second-level cache to shared memory.
+const MEMORY: f64 = 3.2e12;
+const CACHE: f64 = 4.5e12;
+/// Pieces of 16 bytes of the weight that are packed in a second.
+const PIECES: f64 = 8e10;
+/// Clocks that a warpgroup takes to get hold of a stage of A, and of a unit of B.
+const STAGE: f64 = 100.0;
+const UNIT: f64 = 40.0;
+/// What the output of a plane of a piece costs beside its products, and what one of its elements does, in seconds, of which other
+/// warpgroups' products hide a part.
+const TILE: f64 = 0.5e-6;
+const ELEMENT: f64 = 0.04e-9;
+
+/// A plan of this kernel.
+#[derive(Clone)]
+pub(super) struct Sweep<'a> {
+    operand: Operand,
+    kernel: &'a Variant,
+    axes: [PhaseAxis; 3],
+    /// Rows of a plane of all samples, and before the first position's.
+    rows: usize,
+    lead: usize,
+    tail: usize,
+    chunk_panels: usize,
+    chunks: usize,
+    /// Column blocks, and the blocks of the grid that share each.
+    blocks: usize,
+    workers: usize,
+    resident: bool,
+    stage_rows: usize,
+    a_stages: usize,
+    b_stages: usize,
+    shared: usize,
+    /// Whether the input is packed beside the products.
+    along: bool,
+    /// The time that this is expected to take.
+    pub(super) seconds: f64,
+}
+
+impl fmt::Display for Sweep<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (operand, rows) = (self.operand.name(), tile_rows(self.kernel));
+        let [columns, planes] = ["BN", "PLANES"].map(|param| size(self.kernel, param));
+        write!(f, "halo_sweep {operand} {rows}x{planes}x{columns}, {}x{} panels, ", self.chunks, self.chunk_panels)?;
+        let units = if self.resident { "resident" } else { "passing" };
+        write!(f, "{} stages, {} {units} units, {} blocks", self.a_stages, self.b_stages, self.workers * self.blocks)?;
+        f.write_str(if self.along { ", packs along" } else { "" })
+    }
+}
+
+impl<'a> Sweep<'a> {
+    /// All plans that differ: not of groups, and of a stride of 1 along height and width, of 1 and no dilation along depth.
+    pub(super) fn all(context: Context<'a>) -> Vec<Sweep<'a>> {
+        let conv = context.request.geometry.conv();
+        if conv.groups() > 1 || conv.stride() != [1; 3] || conv.dilation()[0] > 1 || context.packed {
+            return Vec::new();
+        }
+        let mut all = Vec::new();
+        for operand in Operand::of_panels(context) {
+            let params = [("KIND", operand.panel_kind())];
+            let types = operand.types(context);
+            let kernels = context.kernels("halo_sweep", &types);
+            let fits = |kernel: &&Variant| {
+                kernel.param("KIND") == Some(operand.panel_kind())
+                    && size(kernel, "PLANES") == conv.kernel_size()[0]
+            };
+            if context.kernel("halo_pack_weight", &types, &params).is_err() {
+                continue;
+            }
+            for kernel in kernels.filter(fits) {
+                for (at, chunks) in (0..4).flat_map(|at| (1..=MOST_CHUNKS).map(move |chunks| (at, chunks))) {
+                    all.extend(Sweep::with(context, operand, kernel, chunks, at & 1 > 0, at & 2 > 0));
+                }
+            }
+        }
+        all
+    }
+
+    fn with(
+        context: Context<'a>,
+        operand: Operand,
+        kernel: &'a Variant,
+        chunks: usize,
+        resident: bool,
+        along: bool,
+    ) -> Option<Sweep<'a>> {
+        if along && !may_pack_along(context, kernel, operand) {
+            return None;
+        }
+        let geometry = &context.request.geometry;
+        let conv = geometry.conv();
+        let (bm, n, taps) = (tile_rows(kernel), size(kernel, "BN"), size(kernel, "PLANES"));
+        let axes = geometry.axes().map(PhaseAxis::new);
+        let [depth, height, width] = &axes;
+        let (pw, planes) = (width.pitch, depth.axis.input);
+        let [_, h_kernel, w_kernel] = conv.kernel_size();
+        let halo = (h_kernel - 1) * height.back().checked_mul(pw)? + (w_kernel - 1) * width.back();
+        let stage_rows = (bm + halo).next_multiple_of(8);
+
+        // Shared memory: the units of the weight, and as many stages as there is room for.
+        let limit = SHARED - RESERVED;
+        let fixed = FIXED + table_bytes(kernel) + if along { packer_bytes(context) } else { 0 };
+        let room = limit.checked_sub(fixed)?;
+        let panels = conv.in_channels().div_ceil(16 / operand.bytes()).next_multiple_of(2);
+        let chunk_panels = panels / chunks;
+        if chunk_panels * chunks != panels || !chunk_panels.is_multiple_of(2) {
+            return None;
+        }
+        let stage = chunk_panels * stage_rows * 16;
+        let unit = w_kernel * chunk_panels * taps * n * 16;
+        let b_least = if resident { chunks * h_kernel } else { 3 };
+        let left = room.checked_sub(b_least * unit)?;
+        let more = if resident { 0 } else { (left.saturating_sub(3 * stage) / unit).min(3) };
+        let (b_stages, left) = (b_least + more, left - more * unit);
+        let a_stages = (left / stage).min(MOST_A).min(MOST_STAGES.checked_sub(b_stages)?);
+        if a_stages < 2 {
+            return None;
+        }
+        let shared = limit - room + a_stages * stage + b_stages * unit;
+
+        // Rows that taps reach before the first position, and after the last piece.
+        let offset = height.first as i64 * pw as i64 + width.first as i64;
+        let lead = usize::try_from((halo as i64 - offset).max(0)).ok()?;
+        let tail = usize::try_from(offset.max(0)).ok()? + 8;
+        let rows = geometry.batch().checked_mul(height.pitch)?.checked_mul(pw)?;
+        let pieces = rows.div_ceil(bm);
+        let blocks = conv.out_channels().div_ceil(n);
+        let workers = (context.device.multiprocessors / blocks).clamp(1, pieces.checked_mul(planes)?);
+        let a_rows = lead.checked_add(rows.checked_mul(planes - 1)?)?.checked_add(pieces * bm + tail)?;
+        let [output, input] = [geometry.output_shape(), geometry.input_shape()].map(|shape| shape.iter().product::<usize>());
+        let largest = i32::MAX as usize;
+        let row_bytes = chunks * chunk_panels * 16;
+        let input_bytes = input * context.request.dtype.size();
+        let items = blocks.checked_mul(h_kernel * w_kernel * chunks * chunk_panels * taps * n)?;
+        if !packs(context, operand, 1, chunks * chunk_panels)
+            || a_rows.checked_mul(row_bytes / 16)? > largest
+            || output.max(input) > largest
+            || items > largest
+            || workers * planes.checked_mul(pieces)? > largest
+            || (a_rows * row_bytes) as f64
+                > MOST_PACKED * input_bytes.max(context.device.l2_bytes / 8) as f64
+        {
+            return None;
+        }
+
+        // Cost: planes that the busiest block multiplies.
+        let left = pieces % workers;
+        let most = pieces / workers * planes
+            + if left > 0 { (left * planes).div_ceil(workers) + taps - 1 } else { 0 };
+        let columns = (taps * n) as f64;
+        let instructions = (bm / 64 * h_kernel * w_kernel * chunks * chunk_panels / 2) as f64;
+        let clocks = instructions * (0.5 * columns).max(14.0 + columns / 4.0) / EFFICIENCY
+            + chunks as f64 * (STAGE + h_kernel as f64 * if resident { 0.0 } else { UNIT });
+        let copied = (chunks * stage + if resident { 0 } else { chunks * h_kernel * unit }) as f64;
+        let plane = (clocks / CLOCK).max(copied * context.device.multiprocessors as f64 / CACHE);
+        let busy = most as f64 * (plane + TILE + ELEMENT * (bm * n) as f64);
+        let output = (output * context.request.dtype.size()) as f64 / MEMORY;
+        let passed = (input_bytes as f64 + 2.0 * (a_rows * row_bytes) as f64) / MEMORY;
+        let passed = passed.max(items as f64 / PIECES);
+        let launches = (3 + usize::from(operand.has_scale())) as f64 * LAUNCH;
+        let product = busy.max(output) + 0.2 * busy.min(output);
+        let seconds = product + passed + launches;
+        let plan = Sweep {
+            operand,
+            kernel,
+            axes,
+            rows,
+            lead,
+            tail,
+            chunk_panels,
+            chunks,
+            blocks,
+            workers,
+            resident,
+            stage_rows,
+            a_stages,
+            b_stages,
+            shared,
+            along,
+            seconds,
+        };
+        if !along {
+            return Some(plan);
+        }
+        let input = plan.input(context);
+        let seconds = seconds + input.beside(context, product, passed) - passed;
+        input.may_go_along().then_some(Sweep { seconds, ..plan })
+    }
+
+    /// Rows of a panel.
+    fn packed_rows(&self) -> usize {
+        let pieces = self.rows.div_ceil(tile_rows(self.kernel));
+        self.lead + self.rows * (self.axes[0].axis.input - 1) + pieces * tile_rows(self.kernel) + self.tail
+    }
+
+    /// How the input is packed: a plane of all samples after the other, so that depth is what samples are elsewhere.
+    fn input(&self, context: Context<'_>) -> InputPanels {
+        let shape @ [samples, _, depth, height, width] = context.request.geometry.input_shape();
+        let [x_n, x_c, x_d, x_h, x_w] = strides(shape, context.request.input_format);
+        let panels = self.chunks * self.chunk_panels;
+        InputPanels {
+            operand: self.operand,
+            rows: self.packed_rows(),
+            lead: self.lead,
+            pitches: [samples, self.axes[1].pitch, self.axes[2].pitch],
+            voxels: [samples, height, width],
+            strides: [x_d, x_c, x_n, x_h, x_w],
+            block: 1,
+            count: depth,
+            slices: 1,
+            panels,
+            channel_panels: shape[1].div_ceil(16 / self.operand.bytes()),
+        }
+    }
+
+    /// What is launched.
+    pub(super) fn steps(&self, context: Context<'_>, workspace: &mut Workspace, steps: &mut Vec<Step>) -> Result<()> {
+        let request = context.request;
+        let conv = request.geometry.conv();
+        let input = self.input(context);
+        let more = if self.along { input.words() } else { 0 };
+        let control = pack::control(workspace, more, steps);
+        let [depth, height, width] = &self.axes;
+        let n = size(self.kernel, "BN");
+        let weight = WeightPanels {
+            operand: self.operand,
+            slices: 1,
+            blocks: self.blocks,
+            columns: n,
+            chunks: self.chunks,
+            chunk_panels: self.chunk_panels,
+            channel_panels: input.channel_panels,
+            block: 1,
+            outputs: 1,
+            width: [width.first, 1, width.axis.dilation],
+            low: width.first as i64 - width.reach as i64,
+            steps: width.axis.kernel,
+            step: width.back() as i64,
+            taps: 1,
+            sweeps: true,
+        };
+        let weight_at = workspace.take(weight.bytes(context));
+        let has_scale = self.operand.has_scale();
+        let scaled = self.blocks * n;
+        let scale = workspace.take(if has_scale { scaled * 4 } else { 0 });
+        let first = request.output_format == MemoryFormat::Contiguous;
+        if has_scale {
+            let inner = if first { 1 } else { conv.out_channels() };
+            pack::half_scale(context, [1, scaled, inner], scale, control, steps)?;
+        }
+        steps.push(weight.pack(context, weight_at, if has_scale { scale } else { control })?);
+        let input_at = workspace.take(self.packed_rows() * input.panels * 16);
+        if !self.along {
+            input.pack(context, 0, input_at, control, true, steps)?;
+        }
+
+        let at = |at| Argument::Pointer(Buffer::Workspace, at);
+        let mut arguments = vec![at(input_at), at(weight_at), at(control)];
+        if has_scale {
+            arguments.push(at(scale));
+        }
+        arguments.extend([Buffer::Bias, Buffer::Output].map(|buffer| Argument::Pointer(buffer, 0)));
+        push(&mut arguments, [self.rows, self.packed_rows(), self.lead, request.geometry.batch()])?;
+        push(&mut arguments, [height.pitch, width.pitch, depth.axis.input])?;
+        arguments.push((-(depth.axis.padding as i32)).into());
+        push(&mut arguments, [depth.axis.output, height.axis.kernel, height.back() * width.pitch])?;
+        arguments.push((height.shift() as i32).into());
+        push(&mut arguments, [height.axis.output, width.axis.kernel, width.back()])?;
+        arguments.push((width.shift() as i32).into());
+        arguments.push(int(width.axis.output)?.into());
+        let offset = (height.first * width.pitch + width.first) as i64 - width.reach as i64;
+        arguments.push((offset as i32).into());
+        push(&mut arguments, [self.chunk_panels, self.chunks, self.blocks, conv.out_channels()])?;
+        push(&mut arguments, strides(request.geometry.output_shape(), request.output_format))?;
+        let (code, slope) = activation_code(epilogue(&request.block)[0]);
+        arguments.extend([i32::from(first), i32::from(conv.has_bias()), code].map(Argument::from));
+        arguments.push(Argument::F64(slope));
+        push(&mut arguments, [self.a_stages, self.stage_rows, self.b_stages, usize::from(self.resident)])?;
+        let pieces = self.rows.div_ceil(tile_rows(self.kernel));
+        push(&mut arguments, [pieces / self.workers])?;
+        arguments.push(Argument::Pointer(Buffer::Input, 0));
+        let [_, rows @ ..] = input.voxels;
+        push(&mut arguments, rows.into_iter().chain([input.panels]))?;
+        // Blocks go through the planes together: what the next ones need is there before they get to them.
+        let at_once = self.along.then_some(self.workers * tile_rows(self.kernel));
+        input.along(context, at_once, &mut arguments)?;
+        let grid = [(self.workers * self.blocks) as u32, 1, 1];
+        let shared = self.shared as u32;
+        steps.push(Step::Launch { variant: *self.kernel, grid, shared, arguments, overlap: true });
+        // Where the input or the weight holds what the fast path cannot compute with, the definition.
+        steps.push(direct::step(context, Some(control))?);
+        Ok(())
+    }
+}

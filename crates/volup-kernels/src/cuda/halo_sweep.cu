@@ -1,0 +1,380 @@
+// Halo sweep: `halo_gemm` along the depth of the input, with the taps along it as columns.
+//
+// `halo_gemm` adds up each output over all taps, so it multiplies gaps as well: an axis of D positions and K taps has D + K - 1
+// outputs, each of K products. Here a block takes the planes of the input one after the other, and multiplies each once, by all taps
+// along depth at the same time: input plane i and tap t belong to output plane i + t. Sums of as many output planes as there are taps
+// stay in registers; after each input plane the first of them is whole, is written, and the others move up. Depth so has no product
+// too many, A is read once instead of once a tap, and instructions have PLANES times as many columns: below 64 they wait for rows.
+//
+// # What is computed
+//
+// Along height and width what `halo_gemm` computes, of stride 1, with rows of one position, of one slice. Rows are
+// `R = ((i*n + sample)*ph + jh)*pw + jw`: a plane of all samples, `rows` of them, and then the next. With `i` the plane,
+//
+// `Y[i + td, r, column] += sum over th, tw, k: A[i*rows + r + offset, k] * B[th, tw][td*BN + column][k]`.
+//
+// - **A**, written by `halo_pack_input` with depth and samples in each other's place: panels of 16 bytes a row, `a_rows` rows apart, of
+//   which the first `lead` come before the first position's.
+// - **B**, written by `halo_pack_weight` with `sweeps`: tiles of `chunk_panels` panels of PLANES*BN rows of 16 bytes, in the order
+//   [column block][chunk][th][tw].
+//
+// # How
+//
+// Persistent blocks of WGS consumer warpgroups, and one whose first warp copies and whose others may pack the input beside the products
+// (`pack_ahead.cuh`). A piece is BM = 64*MI*WGS rows of every plane, by BN columns of the output. A block keeps to a column block, of
+// which `gridDim.x/blocks` blocks share the pieces: all planes of `whole` pieces each, one after the other, then as many of the planes of
+// what is left. Where it does not start with a piece's first plane, it multiplies the PLANES - 1 planes before, too, without writing. For each chunk of channels of a plane the
+// producer copies a stage of A with its halo, for each tap along height a unit of B with all taps along width; `resident`: all units
+// fit in the ring, and are copied once.
+//
+// Shared memory, in order: barriers, at 1 KB divisors, at 4 KB tables of columns for each warpgroup, staging areas for each warp, A's
+// ring (`a_stages`), B's (`b_stages`), what packing takes.
+//
+// # Numbers
+//
+// KIND 0 and 5 of `halo_gemm`.
+//
+// # What it takes
+//
+// It may be launched so that it starts while the packs still run. Block: 128 threads a warpgroup, and 128. Grid: a multiple of `blocks`
+// along the first axis. Bytes of dynamic shared memory:
+// `4096 + WGS*(16*BN + 4096*MI + 1024) + a_stages*chunk_panels*stage_rows*16 + b_stages*w_kernel*chunk_panels*PLANES*BN*16`, and
+// those of the packers; `stage_rows` a multiple of 8, at least two stages of each, at most 60 of both together.
+//
+// Parameters, in order:
+//
+// 1. `a`, `b`, `control`; for fp16 of float32 `scale_w` (2^-ew of each of blocks*BN columns); `bias`, `y`.
+// 2. i32: `rows`, `a_rows`, `lead`, `n`, `ph`, `pw`, `planes` (of the input).
+// 3. `d_shift` (the output plane that the first input plane's first tap belongs to, as it may be negative), `d_out`; `h_kernel`,
+//    `back_h` (rows from a tap to the one before), `h_shift`, `h_out`; `w_kernel`, `w_step` (rows from a tap to the one before),
+//    `w_shift`, `w_out`; `offset` (rows from a position to the one that its first tap along height and last along width reads).
+// 4. `chunk_panels`, `chunks`, `blocks`, `channels`.
+// 5. `y_n`, `y_c`, `y_d`, `y_h`, `y_w`.
+// 6. `channels_first`, `has_bias`, `activation`, `slope` (f64).
+// 7. `a_stages`, `stage_rows`, `b_stages`, `resident`, `whole`.
+// 8. Of the input, to pack it, for which its planes are samples of which each has `n` planes: `x`, `height`, `width`, `panels`, `x_n`,
+//    `x_c`, `x_d`, `x_h`, `x_w`, `units`, `before`, `shift`, `pieces`, `ahead` (0: it is packed).
+
+#include "divisor.cuh"
+#include "halo_epilogue.cuh"
+#include "launch.cuh"
+#include "pack_ahead.cuh"
+#include "sweep_columns.cuh"
+
+static_assert(CTAS == 1 && (KIND == 0 || KIND == 5));
+
+/// Columns of an instruction, and registers of their sums.
+constexpr int ALL_COLUMNS = PLANES * BN, ALL_REGISTERS = PLANES * REGISTERS;
+
+/// A number that is known.
+template <int COUNT> struct Count {
+    static constexpr int value = COUNT;
+};
+
+/// What numbers are divided by.
+struct Divisors {
+    Divisor line, height, samples, units;
+};
+
+/// What a block does one after the other: planes of a piece.
+struct Work {
+    int piece, from, to;
+
+    /// The `turn`th; without planes if there is no such work.
+    __device__ __forceinline__ Work(int turn, int worker, int workers, int pieces, int planes, int whole) {
+        piece = turn * workers + worker, from = 0, to = planes;
+        if (turn < whole) return;
+        // Of the planes of all pieces that are left neighbouring ones, of two pieces at most.
+        const int left = (pieces - whole * workers) * planes, first = (int)((long long)left * worker / workers);
+        const int last = (int)((long long)left * (worker + 1) / workers), of_first = first / planes, of_turn = of_first + turn - whole;
+        piece = whole * workers + of_turn;
+        from = max(first - of_turn * planes, 0);
+        to = turn - whole < 2 ? min(last - of_turn * planes, planes) : 0;
+    }
+    __device__ __forceinline__ bool none() const { return from >= to; }
+    /// The first plane that is multiplied.
+    __device__ __forceinline__ int first() const { return max(from - (PLANES - 1), 0); }
+};
+
+extern "C" __global__ void __launch_bounds__(THREADS, 1) halo_sweep(
+    const char *a, const char *b, unsigned *control,
+#if SCALED
+    const float *scale_w,
+#endif
+    const Element *bias, Element *y, int rows, int a_rows, int lead, int n, int ph, int pw, int planes, int d_shift, int d_out, int h_kernel,
+    int back_h, int h_shift, int h_out, int w_kernel, int w_step, int w_shift, int w_out, int offset, int chunk_panels, int chunks, int blocks,
+    int channels, int y_n, int y_c, int y_d, int y_h, int y_w, int channels_first, int has_bias, int activation, double slope, int a_stages,
+    int stage_rows, int b_stages, int resident, int whole, const Element *x, int height, int width, int panels,
+    int x_n, int x_c, int x_d, int x_h, int x_w, int units, int before, int shift, int pack_pieces, int ahead) {
+    extern __shared__ __align__(128) char memory[];
+    const unsigned full_a = shared(memory), empty_a = full_a + 8 * a_stages;
+    const unsigned full_b = empty_a + 8 * a_stages, empty_b = full_b + 8 * b_stages;
+    const int panel_bytes = 16 * stage_rows, stage_bytes = chunk_panels * panel_bytes;
+    const int tap_bytes = chunk_panels * ALL_COLUMNS * 16, unit_bytes = w_kernel * tap_bytes;
+    Divisors *const by = (Divisors *)(memory + 1024);
+    char *tables = memory + 4096;
+    const unsigned ring_a = shared(memory) + 4096 + WGS * (16 * BN + 16 * STAGING), ring_b = ring_a + a_stages * stage_bytes;
+    const PackAhead packed = {x, (uint4 *)a, control, a_rows, lead, planes, n, height, width, 1, panels, x_n, x_c, x_d, x_h, x_w, before, shift, pack_pieces, ahead};
+    const int pieces = (rows + BM - 1) / BM, workers = gridDim.x / blocks, worker = blockIdx.x / blocks, block = blockIdx.x - worker * blocks;
+    const int b_units = chunks * h_kernel;
+
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < a_stages; i++) {
+            barrier_init(full_a + 8 * i, 1);
+            barrier_init(empty_a + 8 * i, CONSUMERS / 32);
+        }
+        for (int i = 0; i < b_stages; i++) {
+            barrier_init(full_b + 8 * i, 1);
+            barrier_init(empty_b + 8 * i, CONSUMERS / 32);
+        }
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    // Each by a thread of its own: they take long.
+    if (threadIdx.x >= 32 && threadIdx.x < 36) {
+        const int at = threadIdx.x - 32;
+        ((Divisor *)by)[at] = Divisor(at == 0 ? pw : at == 1 ? ph : at == 2 ? n : units);
+    }
+    __syncthreads();
+    const auto work = [&](int turn) { return Work(turn, worker, workers, pieces, planes, whole); };
+
+    if (threadIdx.x >= CONSUMERS) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
+        const PackDivisors lines = {by->line, by->height, by->samples, by->units};
+        if (threadIdx.x >= CONSUMERS + 32) {
+            // The launch before, the weight's pack, has written nothing that this needs.
+            if (ahead > 0) packed.pack(lines, memory + (ring_b - shared(memory)) + b_stages * unit_bytes);
+            return;
+        }
+        // The producer: one warp.
+        await_previous();
+        const int lane = threadIdx.x % 32, length = BM + (h_kernel - 1) * back_h + (w_kernel - 1) * w_step;
+        const char *const of_block = b + (long long)block * b_units * unit_bytes;
+        int at_a = 0, phase_a = 1, at_b = 0, phase_b = 1;
+        if (resident) {
+#pragma unroll 1
+            for (int u = lane; u < b_units; u += 32) {
+                barrier_expect(full_b + 8 * u, unit_bytes);
+                copy(ring_b + u * unit_bytes, of_block + (long long)u * unit_bytes, unit_bytes, full_b + 8 * u);
+            }
+        }
+#pragma unroll 1
+        for (int turn = 0;; turn++) {
+            const Work w = work(turn);
+            if (w.none()) break;
+#pragma unroll 1
+            for (int plane = w.first(); plane < w.to; plane++) {
+                const int row = lead + plane * rows + w.piece * BM + offset - (h_kernel - 1) * back_h;
+                packed.await(row, row + length - 1, lines);
+#pragma unroll 1
+                for (int chunk = 0; chunk < chunks; chunk++) {
+                    if (lane == 0) {
+                        barrier_wait(empty_a + 8 * at_a, phase_a);
+                        barrier_expect(full_a + 8 * at_a, chunk_panels * length * 16);
+                    }
+                    __syncwarp();
+#pragma unroll 1
+                    for (int p = lane; p < chunk_panels; p += 32)
+                        copy(ring_a + at_a * stage_bytes + p * panel_bytes, a + 16ll * row + (long long)(chunk * chunk_panels + p) * 16 * a_rows,
+                             length * 16, full_a + 8 * at_a);
+                    if (++at_a == a_stages) at_a = 0, phase_a ^= 1;
+                    if (resident) continue;
+#pragma unroll 1
+                    for (int ah = 0; ah < h_kernel; ah++) {
+                        if (lane == 0) {
+                            barrier_wait(empty_b + 8 * at_b, phase_b);
+                            barrier_expect(full_b + 8 * at_b, unit_bytes);
+                            copy(ring_b + at_b * unit_bytes, of_block + (long long)(chunk * h_kernel + ah) * unit_bytes, unit_bytes, full_b + 8 * at_b);
+                        }
+                        if (++at_b == b_stages) at_b = 0, phase_b ^= 1;
+                    }
+                }
+            }
+        }
+        packed.finish();
+        // What no work has asked for may still be on its way to memory that the next block is given.
+        if (resident)
+            for (int u = lane; u < b_units; u += 32) barrier_wait(full_b + 8 * u, 0);
+        return;
+    }
+
+    // A consumer.
+    await_previous();
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
+    const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
+    const int thread = threadIdx.x % 128, lane = threadIdx.x % 32;
+    int *column_at = (int *)(tables + warpgroup * 16 * BN), *column_rr = column_at + BN;
+    float *column_bias = (float *)(column_rr + BN);
+    [[maybe_unused]] float *column_scale = column_bias + BN;
+    float *staged = (float *)(tables + WGS * 16 * BN) + threadIdx.x / 32 * STAGING;
+    const int column0 = block * BN;
+    {
+#if SCALED
+        const float scale_x = power(-input_exponent(control));
+#endif
+        if (thread < BN) {
+            const int channel = column0 + thread;
+            const bool here = channel < channels;
+            column_at[thread] = channel * y_c;
+            column_rr[thread] = here ? 0 : NOWHERE;
+            column_bias[thread] = here && has_bias ? widen(bias[channel]) : 0.0f;
+#if SCALED
+            column_scale[thread] = scale_x * scale_w[channel];
+#endif
+        }
+        asm volatile("bar.sync %0, 128;" ::"r"(warpgroup + 1) : "memory");
+    }
+    const int steps = chunk_panels / 2, together = resident ? h_kernel : 1;
+    int at_a = 0, phase_a = 0, at_b = 0, phase_b = 0;
+    // Whether all units have been waited for.
+    bool there = false;
+
+    for (int turn = 0;; turn++) {
+        const Work work_of = work(turn);
+        if (work_of.none()) break;
+        // Sums of the output planes that the next input plane belongs to.
+        float sums[MI][ALL_REGISTERS];
+#pragma unroll
+        for (int i = 0; i < MI; i++)
+#pragma unroll
+            for (int j = 0; j < ALL_REGISTERS; j++) sums[i][j] = 0.0f;
+        const int row = work_of.piece * BM + warpgroup * M + thread / 32 * ROWS + lane % ROWS;
+        // After the last input plane, those that it has not made whole.
+        const int end = work_of.to == planes ? planes + PLANES - 1 : work_of.to;
+#pragma unroll 1
+        for (int plane = work_of.first(); plane < end; plane++) {
+            if (plane < work_of.to) {
+                // What the matrix instructions in flight read, to be given back when they are done.
+                int held_a = -1, held_b = -1;
+                // K: the steps of 32 bytes of a chunk, or 0 for any number of them.
+                const auto products = [&](auto known) {
+                    constexpr int K = decltype(known)::value;
+#pragma unroll 1
+                    for (int chunk = 0; chunk < chunks; chunk++) {
+                        barrier_wait(full_a + 8 * at_a, phase_a);
+                        unsigned of_line = place(ring_a + at_a * stage_bytes + ((h_kernel - 1) * back_h + warpgroup * M) * 16, panel_bytes);
+#pragma unroll 1
+                        for (int line = 0; line < h_kernel; line += together) {
+                            const int slot = resident ? chunk * h_kernel : at_b;
+                            if (!there)
+                                for (int l = 0; l < together; l++) barrier_wait(full_b + 8 * (slot + l), resident ? 0 : phase_b);
+                            unsigned from_a = of_line, from_b = place(ring_b + slot * unit_bytes, ALL_COLUMNS * 16);
+                            const auto tap = [&] {
+#pragma unroll(K > 0 ? K : 1)
+                                for (int k = 0; k < (K > 0 ? K : steps); k++) {
+                                    const unsigned long long columns = operand_at<1>(from_b + k * 2 * ALL_COLUMNS);
+#pragma unroll
+                                    for (int i = 0; i < MI; i++) multiply(sums[i], operand_at<MI>(from_a + i * 8 + k * (panel_bytes / 8)), columns, 1);
+                                }
+                            };
+                            matrix_fence();
+                            // The last one by itself: it is what the group ends with.
+                            int aw = 1;
+#pragma unroll 1
+                            for (int t = 1; t < together * w_kernel; t++, aw++) {
+                                tap();
+                                from_b += tap_bytes / 16;
+                                from_a += w_step;
+                                if (aw == w_kernel) aw = 0, of_line -= back_h, from_a = of_line;
+                            }
+                            tap();
+                            of_line -= back_h;
+                            matrix_commit();
+                            matrix_wait<1>();
+                            if (lane == 0) {
+                                if (held_a >= 0) barrier_arrive(empty_a + 8 * held_a);
+                                if (held_b >= 0) barrier_arrive(empty_b + 8 * held_b);
+                            }
+                            held_a = line + together == h_kernel ? at_a : -1;
+                            held_b = -1;
+                            if (!resident) {
+                                held_b = at_b;
+                                if (++at_b == b_stages) at_b = 0, phase_b ^= 1;
+                            }
+                        }
+                        if (++at_a == a_stages) at_a = 0, phase_a ^= 1;
+                    }
+                    matrix_wait<0>();
+                };
+                if (steps == 1)
+                    products(Count<1>());
+                else if (steps == 2)
+                    products(Count<2>());
+                else if (steps == 3)
+                    products(Count<3>());
+                else if (steps == 4)
+                    products(Count<4>());
+                else
+                    products(Count<0>());
+                there = resident;
+                if (lane == 0) {
+                    if (held_a >= 0) barrier_arrive(empty_a + 8 * held_a);
+                    if (held_b >= 0) barrier_arrive(empty_b + 8 * held_b);
+                }
+            }
+            float sum[MI][REGISTERS];
+#pragma unroll
+            for (int i = 0; i < MI; i++)
+#pragma unroll
+                for (int j = 0; j < ALL_REGISTERS; j++) {
+                    if (j < REGISTERS) sum[i][j] = sums[i][j];
+                    sums[i][j] = j + REGISTERS < ALL_REGISTERS ? sums[i][j + REGISTERS] : 0.0f;
+                }
+            const int od = plane + d_shift;
+            if (plane < work_of.from || (unsigned)od >= (unsigned)d_out) continue;
+
+            // What is always so, but not for the compiler: without a branch it spills.
+            if (SCALED ? rows > 0 : has_bias) {
+#pragma unroll
+                for (int j = 0; j < REGISTERS; j += 4) {
+                    const float2 add = *(const float2 *)&column_bias[2 * j + lane % 4 * 2];
+#if SCALED
+                    const float2 sw = *(const float2 *)&column_scale[2 * j + lane % 4 * 2];
+#endif
+#pragma unroll
+                    for (int i = 0; i < MI; i++)
+#pragma unroll
+                        for (int e = 0; e < 4; e++) {
+                            float &v = sum[i][j + e];
+#if SCALED
+                            v *= e % 2 ? sw.y : sw.x;
+#endif
+                            v += e % 2 ? add.y : add.x;
+                        }
+                }
+            }
+            straighten(sum, activation, slope);
+            const int line = by->line.divide(row), jw = row - line * pw, of_sample = by->height.divide(line);
+            const int oh = line - of_sample * ph + h_shift, ow = jw + w_shift;
+            const bool here = row < rows && (unsigned)oh < (unsigned)h_out;
+            const Epilogue epilogue = {y, of_sample * y_n + od * y_d + oh * y_h + ow * y_w, here ? ow : NOWHERE, column_at, column_rr, staged,
+                                       activation, min(channels - column0, BN), w_out, y_w, column0 * y_c, y_c};
+            constexpr int VECTOR = 16 / sizeof(Element);
+            const bool vectors = channels % 4 == 0 && y_w % 4 == 0 && (unsigned long long)y % (4 * sizeof(Element)) == 0;
+            // Every row of a plane of a sample a voxel, in their order; such a plane of whole vectors.
+            const bool dense = channels_first && ph == h_out && pw == w_out && y_w == 1 && y_h == w_out && w_shift == 0 && h_shift == 0 &&
+                               ((unsigned long long)y | (unsigned long long)(unsigned)(y_c | y_d | y_n) * sizeof(Element)) % 16 == 0 && y_d == ph * pw;
+            if (!channels_first && activation <= 2 && (unsigned long long)y % 16 == 0 && (channels | y_n | y_d | y_h | y_w) % VECTOR == 0) {
+                epilogue.rows(sum);
+                continue;
+            }
+            if (dense && activation <= 2) {
+                if constexpr (sizeof(Element) == 2)
+                    epilogue.dense(sum);
+                else
+                    epilogue.direct(sum);
+                continue;
+            }
+#pragma unroll 1
+            for (int part = 0; part < BN; part += PIECE) {
+                epilogue.stage(sum, part);
+                if (activation > 2) epilogue.bend();
+                if (!channels_first)
+                    epilogue.last(part, vectors);
+                else if (dense)
+                    epilogue.dense(part);
+                else
+                    epilogue.first<1>(part);
+            }
+        }
+    }
+}
