@@ -86,6 +86,8 @@ KERNELS = {
 }
 # In tf32 families that the plan takes with operands of one fp16 where there is more to do.
 SCALED = {f"{family} scaled": family for family in ("halo_gemm", "gather_gemm")}
+# A kernel that the plan seldom takes for small cases.
+SWEEPS = ("--kernel", "halo_sweep", "--algorithm", "halo_gemm")
 # How each is asked for; and gradients by the plan's choice.
 CHECKED = {
     "gradients": ("--gradients",),
@@ -96,6 +98,7 @@ CHECKED = {
         for name, family in KERNELS.items()
     },
     **{name: ("--kernel", "half_scale", "--algorithm", family) for name, family in SCALED.items()},
+    "halo_sweep": SWEEPS,
 }
 TOOLS = ("memcheck", "racecheck", "initcheck")
 SANITIZER_ERROR = 86

@@ -50,6 +50,14 @@ fn scaled_in_tf32() {
     trains(Precision::Tf32, None, Some("half_input"));
 }
 
+/// Taps along depth as columns, likewise.
+#[test]
+fn sweeps() {
+    for precision in [Precision::Ieee, Precision::Tf32] {
+        passes_by(precision, Some(Algorithm::HaloGemm), Some("halo_sweep"));
+    }
+}
+
 /// Gradients of two fp16, likewise.
 #[test]
 fn two_fp16_in_ieee() {

@@ -168,7 +168,7 @@ impl<'a> GatherGemm<'a> {
         let blocks = cout.div_ceil(channels);
 
         let (stage, unit) = (PANELS * 16 * stage_rows, PANELS * 16 * n * lines);
-        let fixed = FIXED + table_bytes(kernel) + if along { packer_bytes(context) } else { 0 };
+        let fixed = FIXED + table_bytes(kernel) + if along { packer_bytes(context, 2) } else { 0 };
         let room = (SHARED - RESERVED).checked_sub(fixed)?;
         if 2 * stage + 3 * unit > room {
             return None;

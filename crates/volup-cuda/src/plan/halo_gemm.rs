@@ -10,6 +10,7 @@ use super::phases::{Lattice, PhaseAxis};
 use super::{Context, RESERVED, SHARED, size, strides};
 use crate::Variant;
 use std::fmt;
+pub(super) use steps::fill;
 use volup::{DType, MemoryFormat};
 
 /// The packed input takes at most this much of the input's own memory, or the batch is cut; where that is seldom needed, less.
@@ -279,7 +280,7 @@ impl<'a> Halo<'a> {
         let parts = operand.parts();
         let limit = (1..=MOST_BLOCKS).contains(&ctas).then(|| SHARED / ctas - RESERVED)?;
         let fixed = FIXED + table_bytes(kernel) + fold.map_or(0, |fold| fold.bytes(kernel));
-        let room = limit.checked_sub(fixed + if along { packer_bytes(context) } else { 0 })?;
+        let room = limit.checked_sub(fixed + if along { packer_bytes(context, 2) } else { 0 })?;
         let channel_panels = slice_in.div_ceil(16 / operand.bytes());
         let panels = block * channel_panels;
         let mut fitting = None;
@@ -565,6 +566,6 @@ fn busy_share(taps: &[Vec<usize>; 2], row_tiles: usize, all: usize, blocks: usiz
 }
 
 /// Whether there are outputs that are on no lattice.
-fn has_gaps(lattices: &[Lattice; 3]) -> bool {
+pub(super) fn has_gaps(lattices: &[Lattice; 3]) -> bool {
     lattices.iter().any(|lattice| lattice.step > 1)
 }

@@ -1,17 +1,18 @@
 //! Planning `halo_sweep`: pieces of planes, and what of shared memory goes to which operand. The kernel's file says what the numbers mean.
 
+use super::halo_gemm::{fill, has_gaps};
 use super::pack::{self, Operand};
 use super::panels::{
     InputPanels, MOST_STAGES, WeightPanels, may_pack_along, packer_bytes, packs, table_bytes, tile_rows,
 };
-use super::phases::PhaseAxis;
+use super::phases::{Lattice, PhaseAxis};
 use super::{
-    Argument, Buffer, Context, RESERVED, SHARED, Step, Workspace, activation_code, direct, epilogue, int, push,
-    size, strides,
+    Argument, Buffer, Context, RESERVED, SHARED, Step, Workspace, activation_code, direct, epilogue, int,
+    push, size, strides,
 };
 use crate::Variant;
 use std::fmt;
-use volup::{MemoryFormat, Result};
+use volup::{DType, MemoryFormat, Result};
 
 /// What comes before tables of columns in shared memory.
 const FIXED: usize = 4096;
@@ -21,29 +22,40 @@ const MOST_PACKED: f64 = 2.0;
 const MOST_CHUNKS: usize = 8;
 const MOST_A: usize = 6;
 
+/// Rounds of what packs beside the products, of 16 and of 32 bits.
+const ROUNDS: [usize; 2] = [4, 3];
+
+/// The part of the products that hides what packing beside them takes.
+const HIDES: f64 = 0.95;
+
 /// What a launch costs beside its work, in seconds.
 const LAUNCH: f64 = 3.6e-6;
-/// Clocks a second, and the share of the matrix instructions' rate that is reached.
-const CLOCK: f64 = 1.65e9;
-const EFFICIENCY: f64 = 0.9;
+/// Clocks a second.
+const CLOCK: f64 = 1.8e9;
 /// Bytes a second of the memory, and from the second-level cache to shared memory.
 const MEMORY: f64 = 3.2e12;
 const CACHE: f64 = 4.5e12;
 /// Pieces of 16 bytes of the weight that are packed in a second.
 const PIECES: f64 = 8e10;
 /// Clocks that a warpgroup takes to get hold of a stage of A, and of a unit of B.
-const STAGE: f64 = 100.0;
-const UNIT: f64 = 40.0;
+const STAGE: f64 = 60.0;
+const UNIT: f64 = 120.0;
+/// What a stage takes more where no other one is on its way, unless it is a whole plane.
+const SHALLOW: f64 = 900.0;
+/// How much longer blocks are busy for each column block more: they read the same.
+const COLUMNS: f64 = 0.01;
 /// What the output of a plane of a piece costs beside its products, and what one of its elements does, in seconds, of which other
 /// warpgroups' products hide a part.
-const TILE: f64 = 0.5e-6;
-const ELEMENT: f64 = 0.04e-9;
+const TILE: f64 = 0.2e-6;
+const ELEMENT: f64 = 0.02e-9;
 
 /// A plan of this kernel.
 #[derive(Clone)]
 pub(super) struct Sweep<'a> {
     operand: Operand,
     kernel: &'a Variant,
+    /// The outputs that are computed, all others being filled, and how they see the axes.
+    lattices: [Lattice; 3],
     axes: [PhaseAxis; 3],
     /// Rows of a plane of all samples, and before the first position's.
     rows: usize,
@@ -69,18 +81,30 @@ impl fmt::Display for Sweep<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (operand, rows) = (self.operand.name(), tile_rows(self.kernel));
         let [columns, planes] = ["BN", "PLANES"].map(|param| size(self.kernel, param));
-        write!(f, "halo_sweep {operand} {rows}x{planes}x{columns}, {}x{} panels, ", self.chunks, self.chunk_panels)?;
+        write!(
+            f,
+            "halo_sweep {operand} {rows}x{planes}x{columns}, {}x{} panels, ",
+            self.chunks, self.chunk_panels
+        )?;
         let units = if self.resident { "resident" } else { "passing" };
-        write!(f, "{} stages, {} {units} units, {} blocks", self.a_stages, self.b_stages, self.workers * self.blocks)?;
+        write!(
+            f,
+            "{} stages, {} {units} units, {} blocks",
+            self.a_stages,
+            self.b_stages,
+            self.workers * self.blocks
+        )?;
         f.write_str(if self.along { ", packs along" } else { "" })
     }
 }
 
 impl<'a> Sweep<'a> {
-    /// All plans that differ: not of groups, and of a stride of 1 along height and width, of 1 and no dilation along depth.
+    /// All plans that differ: not of groups, where the outputs that taps reach lie as if the stride were 1, and the dilation along
+    /// depth, too.
     pub(super) fn all(context: Context<'a>) -> Vec<Sweep<'a>> {
         let conv = context.request.geometry.conv();
-        if conv.groups() > 1 || conv.stride() != [1; 3] || conv.dilation()[0] > 1 || context.packed {
+        let Some(lattices) = lattices(context) else { return Vec::new() };
+        if conv.groups() > 1 || context.packed {
             return Vec::new();
         }
         let mut all = Vec::new();
@@ -97,7 +121,15 @@ impl<'a> Sweep<'a> {
             }
             for kernel in kernels.filter(fits) {
                 for (at, chunks) in (0..4).flat_map(|at| (1..=MOST_CHUNKS).map(move |chunks| (at, chunks))) {
-                    all.extend(Sweep::with(context, operand, kernel, chunks, at & 1 > 0, at & 2 > 0));
+                    all.extend(Sweep::with(
+                        context,
+                        operand,
+                        kernel,
+                        lattices,
+                        chunks,
+                        at & 1 > 0,
+                        at & 2 > 0,
+                    ));
                 }
             }
         }
@@ -108,6 +140,7 @@ impl<'a> Sweep<'a> {
         context: Context<'a>,
         operand: Operand,
         kernel: &'a Variant,
+        lattices: [Lattice; 3],
         chunks: usize,
         resident: bool,
         along: bool,
@@ -118,7 +151,7 @@ impl<'a> Sweep<'a> {
         let geometry = &context.request.geometry;
         let conv = geometry.conv();
         let (bm, n, taps) = (tile_rows(kernel), size(kernel, "BN"), size(kernel, "PLANES"));
-        let axes = geometry.axes().map(PhaseAxis::new);
+        let axes = lattices.map(|lattice| PhaseAxis::new(lattice.axis));
         let [depth, height, width] = &axes;
         let (pw, planes) = (width.pitch, depth.axis.input);
         let [_, h_kernel, w_kernel] = conv.kernel_size();
@@ -127,7 +160,13 @@ impl<'a> Sweep<'a> {
 
         // Shared memory: the units of the weight, and as many stages as there is room for.
         let limit = SHARED - RESERVED;
-        let fixed = FIXED + table_bytes(kernel) + if along { packer_bytes(context) } else { 0 };
+        let fixed = FIXED
+            + table_bytes(kernel)
+            + if along {
+                packer_bytes(context, ROUNDS[usize::from(context.request.dtype == DType::F32)])
+            } else {
+                0
+            };
         let room = limit.checked_sub(fixed)?;
         let panels = conv.in_channels().div_ceil(16 / operand.bytes()).next_multiple_of(2);
         let chunk_panels = panels / chunks;
@@ -155,7 +194,8 @@ impl<'a> Sweep<'a> {
         let blocks = conv.out_channels().div_ceil(n);
         let workers = (context.device.multiprocessors / blocks).clamp(1, pieces.checked_mul(planes)?);
         let a_rows = lead.checked_add(rows.checked_mul(planes - 1)?)?.checked_add(pieces * bm + tail)?;
-        let [output, input] = [geometry.output_shape(), geometry.input_shape()].map(|shape| shape.iter().product::<usize>());
+        let [output, input] =
+            [geometry.output_shape(), geometry.input_shape()].map(|shape| shape.iter().product::<usize>());
         let largest = i32::MAX as usize;
         let row_bytes = chunks * chunk_panels * 16;
         let input_bytes = input * context.request.dtype.size();
@@ -165,8 +205,7 @@ impl<'a> Sweep<'a> {
             || output.max(input) > largest
             || items > largest
             || workers * planes.checked_mul(pieces)? > largest
-            || (a_rows * row_bytes) as f64
-                > MOST_PACKED * input_bytes.max(context.device.l2_bytes / 8) as f64
+            || (a_rows * row_bytes) as f64 > MOST_PACKED * input_bytes.max(context.device.l2_bytes / 8) as f64
         {
             return None;
         }
@@ -176,21 +215,26 @@ impl<'a> Sweep<'a> {
         let most = pieces / workers * planes
             + if left > 0 { (left * planes).div_ceil(workers) + taps - 1 } else { 0 };
         let columns = (taps * n) as f64;
+        let shallow = if a_stages == 2 && chunks > 1 { SHALLOW } else { 0.0 };
         let instructions = (bm / 64 * h_kernel * w_kernel * chunks * chunk_panels / 2) as f64;
-        let clocks = instructions * (0.5 * columns).max(14.0 + columns / 4.0) / EFFICIENCY
-            + chunks as f64 * (STAGE + h_kernel as f64 * if resident { 0.0 } else { UNIT });
+        let clocks = instructions * (0.5 * columns).max(18.0 + columns / 4.0)
+            + chunks as f64 * (STAGE + h_kernel as f64 * if resident { 0.0 } else { UNIT } + shallow);
         let copied = (chunks * stage + if resident { 0 } else { chunks * h_kernel * unit }) as f64;
         let plane = (clocks / CLOCK).max(copied * context.device.multiprocessors as f64 / CACHE);
-        let busy = most as f64 * (plane + TILE + ELEMENT * (bm * n) as f64);
+        let again = 1.0 + COLUMNS * (blocks - 1) as f64;
+        let busy = most as f64 * again * (plane + TILE + ELEMENT * (bm * n) as f64);
         let output = (output * context.request.dtype.size()) as f64 / MEMORY;
         let passed = (input_bytes as f64 + 2.0 * (a_rows * row_bytes) as f64) / MEMORY;
         let passed = passed.max(items as f64 / PIECES);
         let launches = (3 + usize::from(operand.has_scale())) as f64 * LAUNCH;
+        let fill = if has_gaps(&lattices) { output + LAUNCH } else { 0.0 };
+        let output = output / (lattices[0].step * lattices[1].step) as f64;
         let product = busy.max(output) + 0.2 * busy.min(output);
-        let seconds = product + passed + launches;
+        let seconds = product + passed + launches + fill;
         let plan = Sweep {
             operand,
             kernel,
+            lattices,
             axes,
             rows,
             lead,
@@ -211,8 +255,11 @@ impl<'a> Sweep<'a> {
             return Some(plan);
         }
         let input = plan.input(context);
-        let seconds = seconds + input.beside(context, product, passed) - passed;
-        input.may_go_along().then_some(Sweep { seconds, ..plan })
+        // What takes the longer is not all of it.
+        let seconds = seconds + input.beside(context, HIDES * product, passed) - passed;
+        // Blocks go through the planes together, and packs before them, unless each has a part of a piece.
+        let together = pieces >= workers;
+        (together && input.may_go_along()).then_some(Sweep { seconds, ..plan })
     }
 
     /// Rows of a panel.
@@ -242,7 +289,12 @@ impl<'a> Sweep<'a> {
     }
 
     /// What is launched.
-    pub(super) fn steps(&self, context: Context<'_>, workspace: &mut Workspace, steps: &mut Vec<Step>) -> Result<()> {
+    pub(super) fn steps(
+        &self,
+        context: Context<'_>,
+        workspace: &mut Workspace,
+        steps: &mut Vec<Step>,
+    ) -> Result<()> {
         let request = context.request;
         let conv = request.geometry.conv();
         let input = self.input(context);
@@ -281,13 +333,21 @@ impl<'a> Sweep<'a> {
         if !self.along {
             input.pack(context, 0, input_at, control, true, steps)?;
         }
+        if has_gaps(&self.lattices) {
+            fill(context, self.operand, steps)?;
+        }
 
         let at = |at| Argument::Pointer(Buffer::Workspace, at);
         let mut arguments = vec![at(input_at), at(weight_at), at(control)];
         if has_scale {
             arguments.push(at(scale));
         }
-        arguments.extend([Buffer::Bias, Buffer::Output].map(|buffer| Argument::Pointer(buffer, 0)));
+        let [y_n, y_c, y @ ..] = strides(request.geometry.output_shape(), request.output_format);
+        let y_first: usize =
+            y.iter().zip(self.lattices).map(|(stride, lattice)| stride * lattice.first).sum();
+        let [y_d, y_h, y_w] = [0, 1, 2].map(|axis| y[axis] * self.lattices[axis].step);
+        let y_at = (y_first * request.dtype.size()) as u64;
+        arguments.extend([Argument::Pointer(Buffer::Bias, 0), Argument::Pointer(Buffer::Output, y_at)]);
         push(&mut arguments, [self.rows, self.packed_rows(), self.lead, request.geometry.batch()])?;
         push(&mut arguments, [height.pitch, width.pitch, depth.axis.input])?;
         arguments.push((-(depth.axis.padding as i32)).into());
@@ -299,7 +359,10 @@ impl<'a> Sweep<'a> {
         let offset = (height.first * width.pitch + width.first) as i64 - width.reach as i64;
         arguments.push((offset as i32).into());
         push(&mut arguments, [self.chunk_panels, self.chunks, self.blocks, conv.out_channels()])?;
-        push(&mut arguments, strides(request.geometry.output_shape(), request.output_format))?;
+        // What lies between outputs along width is filled along with them.
+        let [.., w_out] = request.geometry.output_shape();
+        let line = if first && y_w == 2 { w_out - self.lattices[2].first } else { 0 };
+        push(&mut arguments, [y_n, y_c, y_d, y_h, y_w, line])?;
         let (code, slope) = activation_code(epilogue(&request.block)[0]);
         arguments.extend([i32::from(first), i32::from(conv.has_bias()), code].map(Argument::from));
         arguments.push(Argument::F64(slope));
@@ -310,7 +373,7 @@ impl<'a> Sweep<'a> {
         let [_, rows @ ..] = input.voxels;
         push(&mut arguments, rows.into_iter().chain([input.panels]))?;
         // Blocks go through the planes together: what the next ones need is there before they get to them.
-        let at_once = self.along.then_some(self.workers * tile_rows(self.kernel));
+        let at_once = self.along.then_some(self.workers * self.blocks * tile_rows(self.kernel));
         input.along(context, at_once, &mut arguments)?;
         let grid = [(self.workers * self.blocks) as u32, 1, 1];
         let shared = self.shared as u32;
@@ -319,4 +382,11 @@ impl<'a> Sweep<'a> {
         steps.push(direct::step(context, Some(control))?);
         Ok(())
     }
+}
+
+/// The outputs that taps reach, if they lie as if the stride were 1, and the dilation along depth, too.
+fn lattices(context: Context<'_>) -> Option<[Lattice; 3]> {
+    let [Some(d), Some(h), Some(w)] = context.request.geometry.axes().map(Lattice::new) else { return None };
+    let all = [d, h, w];
+    (all.iter().all(|lattice| lattice.axis.stride == 1) && d.axis.dilation == 1).then_some(all)
 }

@@ -17,8 +17,8 @@ const PACK_PIECES: [usize; 2] = [256, 2304];
 /// Channels of a block where a kernel has more pieces: what they write together is whole sectors.
 const PACK_CHANNELS: usize = 4;
 
-/// Bytes of shared memory of the warps of `pack_ahead.cuh` for each byte of an element, and positions of a unit there.
-const PACKER_BYTES: usize = 3 * 2048;
+/// Bytes of shared memory of the warps of `pack_ahead.cuh` for each byte of an element and round, and positions of a unit there.
+const PACKER_BYTES: usize = 3 * 1024;
 const VOXELS: usize = 4;
 /// Panels that a lane has at least there, where two or four lanes share a position's.
 const SHARE: usize = 8;
@@ -55,9 +55,9 @@ pub(super) fn table_bytes(kernel: &Variant) -> usize {
     size(kernel, "WGS") * (16 * size(kernel, "BN") + 4096 * size(kernel, "MI") + 1024)
 }
 
-/// Bytes of shared memory of what packs beside a product.
-pub(super) fn packer_bytes(context: Context<'_>) -> usize {
-    PACKER_BYTES * context.request.dtype.size()
+/// Bytes of shared memory of what packs beside a product, in so many rounds.
+pub(super) fn packer_bytes(context: Context<'_>, rounds: usize) -> usize {
+    PACKER_BYTES * rounds * context.request.dtype.size()
 }
 
 /// Whether a product by that kernel may pack the input beside its work: all of it, in one part, with no slice and no panel's part

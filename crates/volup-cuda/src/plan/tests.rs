@@ -15,6 +15,8 @@ mod group_norm_plans;
 mod half_gradient_plans;
 mod halo;
 mod halo_fold_plans;
+mod halo_sweep;
+mod halo_sweep_plans;
 mod implicit;
 mod implicit_plans;
 mod interleave;
@@ -218,7 +220,9 @@ fn fits(call: &Call<'_>, plan: &Plan, what: &str) {
         let farthest = contracts::view(call) + rows + call.size("BM");
         assert!(farthest < 1 << 31 && spanned * y_n < 1 << 31, "{what}");
     }
-    if call.has("stage_rows") {
+    if call.kernel() == "halo_sweep" {
+        halo_sweep::check(call);
+    } else if call.has("stage_rows") {
         let [rows, pd, ph, pw, y_n] = call.ints(["rows", "pd", "ph", "pw", "y_n"]);
         let (bm, sample) = (halo::rows_of_tile(call), pd * ph * pw);
         let spanned = (bm / sample + 2).min(rows / sample);

@@ -194,9 +194,16 @@ template <typename Of> struct Tile {
     }
 };
 
+/// Blocks of the grid, asked for each time: a register that held them would be spilled.
+__device__ __forceinline__ int grid_blocks() {
+    int blocks;
+    asm volatile("mov.u32 %0, %%nctaid.x;" : "=r"(blocks));
+    return blocks;
+}
+
 /// The turn of a block's tile among all: by work, turns go to and fro.
 __device__ __forceinline__ int tile_of(int round, int by_work) {
-    return round * gridDim.x + (by_work && round & 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x);
+    return round * grid_blocks() + (by_work && round & 1 ? grid_blocks() - 1 - blockIdx.x : blockIdx.x);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
@@ -287,7 +294,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
         const int lane = threadIdx.x % 32;
         int at_a = 0, phase_a = 1, at_b = 0, phase_b = 1;
 #pragma unroll 1
-        for (int round = 0; round * gridDim.x < tiles; round++) {
+        for (int round = 0; round * grid_blocks() < tiles; round++) {
             const int index = tile_of(round, by_work);
             if (index >= tiles) continue;
             const Tile<const Phase &> t(s, *by, phases, index);
@@ -352,7 +359,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
     int at_a = 0, phase_a = 0, at_b = 0, phase_b = 0, known = -1;
 
 #pragma unroll 1
-    for (int round = 0; round * gridDim.x < tiles; round++) {
+    for (int round = 0; round * grid_blocks() < tiles; round++) {
         const int index = tile_of(round, by_work);
         if (index >= tiles) continue;
         const Tile<Phase> t(s, *by, phases, index);

@@ -49,11 +49,17 @@
 //    `back_h` (rows from a tap to the one before), `h_shift`, `h_out`; `w_kernel`, `w_step` (rows from a tap to the one before),
 //    `w_shift`, `w_out`; `offset` (rows from a position to the one that its first tap along height and last along width reads).
 // 4. `chunk_panels`, `chunks`, `blocks`, `channels`.
-// 5. `y_n`, `y_c`, `y_d`, `y_h`, `y_w`.
+// 5. `y_n`, `y_c`, `y_d`, `y_h`, `y_w`; `line`: 0, or where y_w is 2 and no tap reaches what lies between outputs, elements of a line
+//    from its first output on. Then what is between them is written as well, so that there are no parts of sectors.
 // 6. `channels_first`, `has_bias`, `activation`, `slope` (f64).
 // 7. `a_stages`, `stage_rows`, `b_stages`, `resident`, `whole`.
 // 8. Of the input, to pack it, for which its planes are samples of which each has `n` planes: `x`, `height`, `width`, `panels`, `x_n`,
 //    `x_c`, `x_d`, `x_h`, `x_w`, `units`, `before`, `shift`, `pieces`, `ahead` (0: it is packed).
+
+/// What hides the memory's latency: a block's products leave three warps to pack.
+#ifndef PACK_ROUNDS
+#define PACK_ROUNDS (KIND == 5 ? 3 : 4)
+#endif
 
 #include "divisor.cuh"
 #include "halo_epilogue.cuh"
@@ -61,6 +67,9 @@
 #include "pack_ahead.cuh"
 #include "sweep_columns.cuh"
 
+#if !defined(PLANES)
+#error "PLANES: taps along depth"
+#endif
 static_assert(CTAS == 1 && (KIND == 0 || KIND == 5));
 
 /// Columns of an instruction, and registers of their sums.
@@ -96,6 +105,26 @@ struct Work {
     __device__ __forceinline__ int first() const { return max(from - (PLANES - 1), 0); }
 };
 
+/// Of a piece of columns rows two elements apart, and in between what has no tap: the bias, through a straight activation.
+__device__ __forceinline__ void write_filled(const Epilogue &of, int piece, const float *bias, float slope, int line) {
+    const int lane = threadIdx.x % 32, gap = lane % 2;
+#pragma unroll
+    for (int i = 0; i < ROWS / 16; i++) {
+        const int r = lane / 2 + 16 * i, ow = __shfl_sync(0xffffffffu, of.row_ow, r), at = __shfl_sync(0xffffffffu, of.row_at, r) + gap;
+        const int there = (unsigned)ow < (unsigned)of.w_out && 2 * ow + gap < line ? of.columns - piece : 0;
+        Element *to = of.y + at + of.channel0 + (long long)piece * of.y_c;
+#pragma unroll
+        for (int k = 0; k < PIECE && k < BN; k++, to += of.y_c) {
+            float v = of.staged[k * COLUMN_PITCH + r];
+            if (gap) {
+                v = bias[min(piece + k, BN - 1)];
+                if (of.curved > 0) v = straighten(v, of.curved, slope);
+            }
+            Epilogue::store(to, v, k < there);
+        }
+    }
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1) halo_sweep(
     const char *a, const char *b, unsigned *control,
 #if SCALED
@@ -103,9 +132,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) halo_sweep(
 #endif
     const Element *bias, Element *y, int rows, int a_rows, int lead, int n, int ph, int pw, int planes, int d_shift, int d_out, int h_kernel,
     int back_h, int h_shift, int h_out, int w_kernel, int w_step, int w_shift, int w_out, int offset, int chunk_panels, int chunks, int blocks,
-    int channels, int y_n, int y_c, int y_d, int y_h, int y_w, int channels_first, int has_bias, int activation, double slope, int a_stages,
+    int channels, int y_n, int y_c, int y_d, int y_h, int y_w, int line, int channels_first, int has_bias, int activation, double slope, int a_stages,
     int stage_rows, int b_stages, int resident, int whole, const Element *x, int height, int width, int panels,
-    int x_n, int x_c, int x_d, int x_h, int x_w, int units, int before, int shift, int pack_pieces, int ahead) {
+    int x_n, int x_c, int x_d, int x_h, int x_w, int units, int before, int shift, int pieces, int ahead) {
     extern __shared__ __align__(128) char memory[];
     const unsigned full_a = shared(memory), empty_a = full_a + 8 * a_stages;
     const unsigned full_b = empty_a + 8 * a_stages, empty_b = full_b + 8 * b_stages;
@@ -114,8 +143,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) halo_sweep(
     Divisors *const by = (Divisors *)(memory + 1024);
     char *tables = memory + 4096;
     const unsigned ring_a = shared(memory) + 4096 + WGS * (16 * BN + 16 * STAGING), ring_b = ring_a + a_stages * stage_bytes;
-    const PackAhead packed = {x, (uint4 *)a, control, a_rows, lead, planes, n, height, width, 1, panels, x_n, x_c, x_d, x_h, x_w, before, shift, pack_pieces, ahead};
-    const int pieces = (rows + BM - 1) / BM, workers = gridDim.x / blocks, worker = blockIdx.x / blocks, block = blockIdx.x - worker * blocks;
+    const PackAhead packed = {x, (uint4 *)a, control, a_rows, lead, planes, n, height, width, 1, panels, x_n, x_c, x_d, x_h, x_w, before, shift, pieces, ahead};
+    const int row_pieces = (rows + BM - 1) / BM, workers = gridDim.x / blocks, worker = blockIdx.x / blocks, block = blockIdx.x - worker * blocks;
     const int b_units = chunks * h_kernel;
 
     if (threadIdx.x == 0) {
@@ -135,7 +164,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) halo_sweep(
         ((Divisor *)by)[at] = Divisor(at == 0 ? pw : at == 1 ? ph : at == 2 ? n : units);
     }
     __syncthreads();
-    const auto work = [&](int turn) { return Work(turn, worker, workers, pieces, planes, whole); };
+    const auto work = [&](int turn) { return Work(turn, worker, workers, row_pieces, planes, whole); };
 
     if (threadIdx.x >= CONSUMERS) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
@@ -343,8 +372,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) halo_sweep(
                 }
             }
             straighten(sum, activation, slope);
-            const int line = by->line.divide(row), jw = row - line * pw, of_sample = by->height.divide(line);
-            const int oh = line - of_sample * ph + h_shift, ow = jw + w_shift;
+            const int row_line = by->line.divide(row), jw = row - row_line * pw, of_sample = by->height.divide(row_line);
+            const int oh = row_line - of_sample * ph + h_shift, ow = jw + w_shift;
             const bool here = row < rows && (unsigned)oh < (unsigned)h_out;
             const Epilogue epilogue = {y, of_sample * y_n + od * y_d + oh * y_h + ow * y_w, here ? ow : NOWHERE, column_at, column_rr, staged,
                                        activation, min(channels - column0, BN), w_out, y_w, column0 * y_c, y_c};
@@ -372,6 +401,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) halo_sweep(
                     epilogue.last(part, vectors);
                 else if (dense)
                     epilogue.dense(part);
+                else if (line > 0 && activation <= 2)
+                    write_filled(epilogue, part, column_bias, (float)slope, line);
                 else
                     epilogue.first<1>(part);
             }

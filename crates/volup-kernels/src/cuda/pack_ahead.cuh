@@ -23,8 +23,11 @@
 
 /// Neighbours of a line that are a unit.
 constexpr int VOXELS = 4;
-/// The warps that pack, the bytes of shared memory of one, and in how many parts they bring x there one after the other.
-constexpr int PACKERS = 3, PACKER_BYTES = 4096 * sizeof(Element) / 2, ROUND = 32 * VOXELS * E * sizeof(Element), ROUNDS = PACKER_BYTES / ROUND;
+/// In how many parts, of so many bytes, a warp that packs brings x to shared memory one after the other.
+#ifndef PACK_ROUNDS
+#define PACK_ROUNDS 2
+#endif
+constexpr int ROUNDS = PACK_ROUNDS, ROUND = 32 * VOXELS * E * sizeof(Element), PACKER_BYTES = ROUNDS * ROUND;
 
 /// What lines, planes and samples of rows, and lines of units, are counted by.
 struct PackDivisors {
@@ -44,7 +47,7 @@ struct PackAhead {
     // Their addresses are made anew: there are no registers to hold them in.
     __device__ __forceinline__ int *next() const { return (int *)words() + 8; }
     __device__ __forceinline__ unsigned *reached() const { return words() + 9; }
-    __device__ __forceinline__ volatile unsigned *flags() const { return words() + 10; }
+    __device__ __forceinline__ unsigned *flags() const { return words() + 10; }
     __device__ __forceinline__ unsigned *words() const {
         unsigned *here = control;
         asm volatile("" : "+l"(here));
@@ -58,10 +61,9 @@ struct PackAhead {
         if (threadIdx.x % 32 == 0) atomicMax(reached(), end);
 #pragma unroll 1
         for (int piece = piece_of(max(first, 0), by) + threadIdx.x % 32; piece <= end; piece += 32)
-            while (flags()[piece] == 0) __nanosleep(32);
-        __threadfence();
-        asm volatile("fence.proxy.async;" ::: "memory");
+            while (!is_set(piece)) __nanosleep(32);
         __syncwarp();
+        asm volatile("fence.proxy.async;" ::: "memory");
     }
 
     /// Products ask for nothing more: what is left may be packed.
@@ -73,26 +75,28 @@ struct PackAhead {
     __device__ __forceinline__ void pack(const PackDivisors &by, char *rings) const {
         const float scale = SCALED ? power(input_exponent(control)) : 1.0f;
         unsigned most = 0;
-        int piece = take();
-#pragma unroll 1
-        while (piece < pieces) {
-            while (piece - (int)*(volatile unsigned *)reached() > ahead) __nanosleep(256);
-            // What follows from these would be held in registers from piece to piece.
-            PackAhead anew = *this;
-            asm volatile("" : "+r"(anew.shift), "+r"(anew.panels), "+r"(anew.x_c), "+r"(anew.x_w));
-            char *const ring = rings + (own_thread() / 32 % 4 - 1) * PACKER_BYTES;
-            const unsigned apart = x_n | anew.x_c | x_d | x_h;
-            if (anew.x_w == 1 && (width | apart) % VOXELS == 0 && (unsigned long long)x % (VOXELS * sizeof(Element)) == 0)
-                anew.by_units(by, piece, ring, scale, most);
-            else if (anew.x_c == 1 && ((unsigned long long)x | (x_n | x_d | x_h | anew.x_w) * sizeof(Element)) % 16 == 0)
-                anew.by_positions<true>(by, piece, ring, scale, most);
+        char *const ring = rings + (own_thread() / 32 % 4 - 1) * PACKER_BYTES;
+        const unsigned apart = x_n | x_c | x_d | x_h;
+        if (x_w == 1 && (width | apart) % VOXELS == 0 && (unsigned long long)x % (VOXELS * sizeof(Element)) == 0) {
+            if ((panels / block >> 5 - shift) >= ROUNDS - 1)
+                by_units<ROUNDS - 1>(by, ring, scale, most);
             else
-                anew.by_positions<false>(by, piece, ring, scale, most);
-            if (threadIdx.x % 32 == 0) {
-                __threadfence();
-                flags()[piece] = 1;
+                by_units<1>(by, ring, scale, most);
+        } else {
+            int piece = take();
+#pragma unroll 1
+            while (piece < pieces) {
+                await_turn(piece);
+                // What follows from these would be held in registers from piece to piece.
+                PackAhead anew = *this;
+                asm volatile("" : "+r"(anew.shift), "+r"(anew.panels), "+r"(anew.x_c), "+r"(anew.x_w));
+                if (anew.x_c == 1 && ((unsigned long long)x | (x_n | x_d | x_h | anew.x_w) * sizeof(Element)) % 16 == 0)
+                    anew.by_positions<true>(by, piece, ring, scale, most);
+                else
+                    anew.by_positions<false>(by, piece, ring, scale, most);
+                publish(piece);
+                piece = take();
             }
-            piece = take();
         }
         if (!SCALED) raise(&control[0], as_float32(Element{}, largest(Element{}, most)));
     }
@@ -104,11 +108,25 @@ private:
         return (line * by.units.by + (from - line * by.line.by) * block / VOXELS) >> shift;
     }
 
-    /// A piece, as the first lane sees it.
-    __device__ __forceinline__ int take() const {
-        int piece = 0;
-        if (threadIdx.x % 32 == 0) piece = atomicAdd(next(), 1);
-        return __shfl_sync(0xffffffffu, piece, 0);
+    /// A piece that is this warp's: the first lane asks for it, of which all hear when they need it.
+    __device__ __forceinline__ int ask() const { return threadIdx.x % 32 == 0 ? atomicAdd(next(), 1) : 0; }
+    __device__ __forceinline__ int take() const { return __shfl_sync(0xffffffffu, ask(), 0); }
+
+    /// Waits until a piece is no longer too far ahead.
+    __device__ __forceinline__ void await_turn(int piece) const {
+        while (piece - (int)*(volatile unsigned *)reached() > ahead) __nanosleep(256);
+    }
+
+    /// Says that a piece is packed.
+    __device__ __forceinline__ void publish(int piece) const {
+        if (threadIdx.x % 32 == 0) asm volatile("st.release.gpu.global.u32 [%0], 1;" ::"l"(flags() + piece) : "memory");
+    }
+
+    /// Whether a piece is packed: then what it is can be read. A fence that is more than this takes microseconds beside so many writes.
+    __device__ __forceinline__ bool is_set(int piece) const {
+        unsigned flag;
+        asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(flag) : "l"(flags() + piece) : "memory");
+        return flag != 0;
     }
 
     /// Where 16 bytes of a position of a line lie, of its first panel; negative if it has no row.
@@ -174,49 +192,83 @@ private:
         if (coarse) atomicAdd(&control[2], 1);
     }
 
-    /// A piece whose units are vectors: a round is E channels of 32 of them. Lanes of the same unit share its panels.
-    __device__ __forceinline__ void by_units(const PackDivisors &by, int piece, char *ring, float scale, unsigned &most) const {
+    /// Pieces whose units are vectors: a round is E channels of 32 of them. Lanes of the same unit share its panels. So many rounds are
+    /// under way, those of the next piece, too: a piece is too short to wait for the memory at its start.
+    template <int UNDER_WAY> __device__ __forceinline__ void by_units(const PackDivisors &by, char *ring, float scale, unsigned &most) const {
         const int lane = own_thread() % 32, rounds = panels / block >> 5 - shift;
-        const Unit own = unit(by, piece, lane);
-        int to[VOXELS];
-        // Slots of the same positions are of later panels.
-#pragma unroll
-        for (int slot = 0; slot < VOXELS; slot++) {
-            to[slot] = position(own, slot, by.line.by, lane).x;
-            if (to[slot] >= 0) to[slot] += (slot >> shift - 3) * rounds * a_rows;
-        }
-        const bool there = own.from >= 0;
-        const int from = there ? own.from + (lane >> shift) * rounds * E * x_c : 0;
-        [[maybe_unused]] unsigned of_position[VOXELS] = {};
-        run(rounds, [&](int round) {
-            const unsigned slot0 = shared(ring) + round % ROUNDS * ROUND + lane * VOXELS * sizeof(Element);
+        const auto start = [&](const Unit &own) { return own.from >= 0 ? own.from + (lane >> shift) * rounds * E * x_c : -1; };
+        const auto load = [&](int from, int round, int slot) {
+            const bool there = from >= 0;
+            const unsigned to = shared(ring) + slot * ROUND + lane * VOXELS * sizeof(Element);
             int step = there ? x_c : 0;
             asm volatile("" : "+r"(step));
-            const Element *channel = x + (from + round * E * step);
+            const Element *channel = x + (there ? from + round * E * step : 0);
 #pragma unroll
-            for (int e = 0; e < E; e++, channel += step)
-                copy_async<VOXELS * sizeof(Element)>(slot0 + e * 32 * VOXELS * sizeof(Element), channel, there);
-        }, [&](int round) {
-            const Element *const slot0 = (const Element *)(ring + round % ROUNDS * ROUND) + lane;
+            for (int e = 0; e < E; e++, channel += step) copy_async<VOXELS * sizeof(Element)>(to + e * 32 * VOXELS * sizeof(Element), channel, there);
+        };
+        int piece = take(), asked = ask();
+        if (piece >= pieces) return;
+        // Where it reads; slots of the ring that are read, and loaded, next.
+        int from = start(unit(by, piece, lane)), now = 0, then = 0;
+        const auto on = [](int slot) { return slot + 1 == UNDER_WAY + 1 ? 0 : slot + 1; };
+#pragma unroll
+        for (int round = 0; round < UNDER_WAY; round++, then = on(then)) {
+            load(from, round, then);
+            end_copies();
+        }
+#pragma unroll 1
+        while (piece < pieces) {
+            // What follows from it would be held in registers from piece to piece.
+            int a_rows = this->a_rows;
+            asm volatile("" : "+r"(a_rows));
+            int to[VOXELS];
+            const Unit own = unit(by, piece, lane);
+            // Slots of the same positions are of later panels.
 #pragma unroll
             for (int slot = 0; slot < VOXELS; slot++) {
-                alignas(16) Element v[E];
-#pragma unroll
-                for (int e = 0; e < E; e++) v[e] = slot0[(e * VOXELS + slot) * 32];
-                unsigned &largest = SCALED ? of_position[slot] : most;
-                largest = larger(largest, v);
-                write(v, to[slot] >= 0 ? to[slot] + round * a_rows : -1, scale);
+                to[slot] = position(own, slot, by.line.by, lane).x;
+                if (to[slot] >= 0) to[slot] += (slot >> shift - 3) * rounds * a_rows;
             }
-        });
-#if SCALED
-        if (shift < 5) {
-            of_position[0] = max(of_position[0], of_position[2]), of_position[1] = max(of_position[1], of_position[3]);
-            of_position[2] = of_position[3] = 0;
-        }
-        if (shift < 4) of_position[0] = max(of_position[0], of_position[1]), of_position[1] = 0;
+            const int next = __shfl_sync(0xffffffffu, asked, 0);
+            int next_from = -1;
+            if (next < pieces) {
+                asked = ask();
+                next_from = start(unit(by, next, lane));
+            }
+            await_turn(piece);
+            [[maybe_unused]] unsigned of_position[VOXELS] = {};
+#pragma unroll 1
+            for (int round = 0; round < rounds; round++) {
+                const int later = round + UNDER_WAY;
+                if (later < rounds || next < pieces) load(later < rounds ? from : next_from, later < rounds ? later : later - rounds, then);
+                end_copies();
+                await_copies<UNDER_WAY>();
+                meet();
+                const Element *const slot0 = (const Element *)(ring + now * ROUND) + lane;
 #pragma unroll
-        for (int slot = 0; slot < VOXELS; slot++) count(is_coarse(of_position[slot], scale));
+                for (int slot = 0; slot < VOXELS; slot++) {
+                    alignas(16) Element v[E];
+#pragma unroll
+                    for (int e = 0; e < E; e++) v[e] = slot0[(e * VOXELS + slot) * 32];
+                    unsigned &largest = SCALED ? of_position[slot] : most;
+                    largest = larger(largest, v);
+                    write(v, to[slot] >= 0 ? to[slot] + round * a_rows : -1, scale);
+                }
+                meet();
+                now = on(now), then = on(then);
+            }
+#if SCALED
+            if (shift < 5) {
+                of_position[0] = max(of_position[0], of_position[2]), of_position[1] = max(of_position[1], of_position[3]);
+                of_position[2] = of_position[3] = 0;
+            }
+            if (shift < 4) of_position[0] = max(of_position[0], of_position[1]), of_position[1] = 0;
+#pragma unroll
+            for (int slot = 0; slot < VOXELS; slot++) count(is_coarse(of_position[slot], scale));
 #endif
+            publish(piece);
+            piece = next, from = next_from;
+        }
     }
 
     /// A piece of which a lane reads positions: a round is four panels of 32 of them. LAST: their channels lie together, in whole 16

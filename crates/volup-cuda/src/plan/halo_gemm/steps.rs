@@ -46,7 +46,7 @@ impl Halo<'_> {
                 panels.pack(context, at(in_sample), input, control, start == 0, steps)?;
             }
             if start == 0 && has_gaps(&self.lattices) {
-                self.fill(context, steps)?;
+                fill(context, self.operand, steps)?;
             }
             let operands = [input, weight, control, scale];
             let operands = operands.map(|at| Argument::Pointer(Buffer::Workspace, at));
@@ -54,32 +54,6 @@ impl Halo<'_> {
         }
         // Where the input or the weight holds what the fast path cannot compute with, the definition.
         steps.push(direct::step(context, Some(control))?);
-        Ok(())
-    }
-
-    /// What outputs are that no tap reaches, everywhere.
-    fn fill(&self, context: Context<'_>, steps: &mut Vec<Step>) -> Result<()> {
-        let request = context.request;
-        let (conv, volume) = (request.geometry.conv(), request.geometry.output_voxels());
-        let count: usize = request.geometry.output_shape().iter().product();
-        let inner = if request.output_format == MemoryFormat::Contiguous { volume } else { 1 };
-        let mut arguments = [Buffer::Bias, Buffer::Output].map(|of| Argument::Pointer(of, 0)).to_vec();
-        push(&mut arguments, [conv.out_channels(), inner])?;
-        let (code, slope) = activation_code(epilogue(&request.block)[0]);
-        arguments.extend([Argument::I64(count as i64), i32::from(conv.has_bias()).into(), code.into()]);
-        arguments.push(Argument::F64(slope));
-        let kind = i64::from(self.operand != Operand::Half);
-        let variant = *context.kernel("fill_output", &self.operand.types(context), &[("KIND", kind)])?;
-        let vectors = (count * request.dtype.size()).div_ceil(16);
-        let blocks = vectors.div_ceil(THREADS).min(8 * context.device.multiprocessors);
-        // Nothing here needs the packs.
-        steps.push(Step::Launch {
-            variant,
-            grid: [blocks as u32, 1, 1],
-            shared: 0,
-            arguments,
-            overlap: true,
-        });
         Ok(())
     }
 
@@ -202,4 +176,24 @@ impl Halo<'_> {
         steps.push(Step::Launch { variant: *self.kernel, grid, shared, arguments, overlap });
         Ok(())
     }
+}
+
+/// What outputs are that no tap reaches, everywhere.
+pub(in crate::plan) fn fill(context: Context<'_>, operand: Operand, steps: &mut Vec<Step>) -> Result<()> {
+    let request = context.request;
+    let (conv, volume) = (request.geometry.conv(), request.geometry.output_voxels());
+    let count: usize = request.geometry.output_shape().iter().product();
+    let inner = if request.output_format == MemoryFormat::Contiguous { volume } else { 1 };
+    let mut arguments = [Buffer::Bias, Buffer::Output].map(|of| Argument::Pointer(of, 0)).to_vec();
+    push(&mut arguments, [conv.out_channels(), inner])?;
+    let (code, slope) = activation_code(epilogue(&request.block)[0]);
+    arguments.extend([Argument::I64(count as i64), i32::from(conv.has_bias()).into(), code.into()]);
+    arguments.push(Argument::F64(slope));
+    let kind = i64::from(operand != Operand::Half);
+    let variant = *context.kernel("fill_output", &operand.types(context), &[("KIND", kind)])?;
+    let vectors = (count * request.dtype.size()).div_ceil(16);
+    let blocks = vectors.div_ceil(THREADS).min(8 * context.device.multiprocessors);
+    // Nothing here needs the packs.
+    steps.push(Step::Launch { variant, grid: [blocks as u32, 1, 1], shared: 0, arguments, overlap: true });
+    Ok(())
 }

@@ -8,12 +8,12 @@ use super::epilogue_statistics;
 use super::gather;
 use super::gradient;
 use super::group_norm;
-use super::halo;
 use super::implicit;
 use super::interleave;
 use super::machine::{Call, Machine, Pointer};
 use super::norm;
 use super::shuffle;
+use super::{halo, halo_sweep};
 use volup::{Activation, reference};
 
 /// The bits of the largest float32.
@@ -25,7 +25,7 @@ pub const LIFT: f64 = 2048.0;
 /// The share of a value that is split off.
 pub const SPLIT_OFF: f64 = 1.0 / 65536.0;
 /// Arguments that start at multiples of 256 bytes.
-const ALIGNED: [&str; 13] = [
+const ALIGNED: [&str; 15] = [
     "box_gemm a",
     "box_pack_weight out",
     "gather_gemm a",
@@ -34,6 +34,8 @@ const ALIGNED: [&str; 13] = [
     "halo_gemm b",
     "halo_pack_input out",
     "halo_pack_weight out",
+    "halo_sweep a",
+    "halo_sweep b",
     "linear_gemm a",
     "linear_gemm b",
     "pack_input out",
@@ -57,6 +59,7 @@ pub fn run(call: &Call<'_>, machine: &mut Machine) {
         "fill_output" => boxes::fill_output(call, machine),
         name if name.starts_with("box_") => boxes::run(call, machine),
         "gather_gemm" => gather::run(call, machine),
+        "halo_sweep" => halo_sweep::run(call, machine),
         name if name.starts_with("halo_") => halo::run(call, machine),
         "shuffle_gemm" | "shuffle_ring" | "shuffle_ring_last" | "shuffle_wgmma" => {
             shuffle::run(call, machine)
@@ -114,6 +117,7 @@ pub fn extents(call: &Call<'_>) -> Vec<(Pointer, i64)> {
         "implicit_gemm" => found = implicit::extents(call),
         _ if call.variant.family == "gradient" => found = gradient::extents(call),
         "gather_gemm" => found.extend(gather::extents(call)),
+        "halo_sweep" => found.extend(halo_sweep::extents(call)),
         name if name.starts_with("halo_") => found.extend(halo::extents(call)),
         name if name.starts_with("interleave_") => found.extend(interleave::extents(call)),
         _ => {}

@@ -212,7 +212,9 @@ pub fn pack_along(call: &Call<'_>, machine: &mut Machine, packing: impl FnOnce(i
     let voxels = 4;
     let ([.., pitch], block) = (packing.pitches, packing.block);
     assert!(call.size("CTAS") == 1 && !call.has("class_panels") && parts(call) == 1);
-    assert!(call.int("slices") == 1 && packing.panels == block * packing.channel_panels);
+    assert!(
+        (!call.has("slices") || call.int("slices") == 1) && packing.panels == block * packing.channel_panels
+    );
     assert_eq!(packing.slice_in, packing.channel_panels * e);
     let up = |a: i64, b: i64| (a + b - 1) / b;
     assert!(units == up(pitch * block, voxels) && before == up(packing.lead, pitch));
@@ -291,11 +293,11 @@ fn pack_weight(call: &Call<'_>, machine: &mut Machine) {
     let [block, channel_panels, w_first, w_stride, w_dilation] =
         call.ints(["block", "channel_panels", "w_first", "w_stride", "w_dilation"]);
     let [d_kernel, h_kernel, w_kernel] = call.ints(["d_kernel", "h_kernel", "w_kernel"]);
-    let [w_low, w_steps, w_step, taps] = call.ints(["w_low", "w_steps", "w_step", "taps"]);
+    let [w_low, w_steps, w_step, taps, sweeps] = call.ints(["w_low", "w_steps", "w_step", "taps", "sweeps"]);
     let (w, out) = (call.pointer("w"), call.pointer("out"));
     let e = elements(out);
     let tiles = call.grid[2] * blocks * d_kernel * chunks * h_kernel * w_steps;
-    assert!(outputs == block * w_stride && columns % taps == 0);
+    assert!(outputs == block * w_stride && columns % taps == 0 && [0, 1].contains(&sweeps));
     assert!(block * channel_panels <= chunks * chunk_panels && slice_in <= channel_panels * e);
     assert!(channels % out_per_group == 0 && channels / out_per_group * in_per_group == slice_in);
     let of_tap = columns / taps;
@@ -357,7 +359,11 @@ fn pack_weight(call: &Call<'_>, machine: &mut Machine) {
                 1.0
             };
             let values: Vec<f64> = (first_c..first_c + e).map(|c| value(c) / by).collect();
-            let to = |part: i64| (((tile * chunk_panels + panel) * parts(call) + part) * columns + row) * e;
+            // Where taps along depth are columns, those of a tile of all of them.
+            let at = ((all_blocks * chunks + chunk) * h_kernel + th) * w_steps + step;
+            let (at, columns, row) =
+                if sweeps == 1 { (at, d_kernel * columns, td * columns + row) } else { (tile, columns, row) };
+            let to = |part: i64| (((at * chunk_panels + panel) * parts(call) + part) * columns + row) * e;
             most = put_operand(call, machine, [(out, to(0)), (out, to(1))], &values).max(most);
         }
     }
@@ -369,7 +375,12 @@ fn pack_weight(call: &Call<'_>, machine: &mut Machine) {
 /// Bytes of shared memory of the warps that pack the input beside products.
 pub fn packer_bytes(call: &Call<'_>) -> i64 {
     let width = call.pointer("x").width as i64;
-    if call.int("ahead") > 0 { 3 * 2048 * width } else { 0 }
+    let rounds = match (call.kernel(), width) {
+        ("halo_sweep", 2) => 4,
+        ("halo_sweep", _) => 3,
+        _ => 2,
+    };
+    if call.int("ahead") > 0 { 3 * 1024 * rounds * width } else { 0 }
 }
 
 /// Rows of a tile.

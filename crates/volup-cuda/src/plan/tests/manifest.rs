@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 const VARIANTS: &str = include_str!("../../../../volup-kernels/variants.toml");
 
 /// The kernels' files by family; those in CUDA C++ by kernel.
-const SOURCES: [(&str, &str); 38] = [
+const SOURCES: [(&str, &str); 39] = [
     ("block_output", include_str!("../../../../volup-kernels/src/cuda/block_output.cu")),
     ("box_gemm", include_str!("../../../../volup-kernels/src/cuda/box_gemm.cu")),
     ("box_pack_weight", include_str!("../../../../volup-kernels/src/cuda/box_pack_weight.cu")),
@@ -33,6 +33,7 @@ const SOURCES: [(&str, &str); 38] = [
     ("halo_gemm", include_str!("../../../../volup-kernels/src/cuda/halo_gemm.cu")),
     ("halo_pack_input", include_str!("../../../../volup-kernels/src/cuda/halo_pack_input.cu")),
     ("halo_pack_weight", include_str!("../../../../volup-kernels/src/cuda/halo_pack_weight.cu")),
+    ("halo_sweep", include_str!("../../../../volup-kernels/src/cuda/halo_sweep.cu")),
     ("implicit_gemm", include_str!("../../../../volup-kernels/src/cuda/implicit_gemm.cu")),
     ("interleave", include_str!("../../../../volup-kernels/src/interleave.rs")),
     ("linear_gemm", include_str!("../../../../volup-kernels/src/linear_gemm.rs")),
@@ -194,6 +195,7 @@ fn declared_in_cuda(variant: &Variant, source: &'static str) -> Signature {
             vec!["KIND", "BN", "MI", "CTAS", "WGS", "TAPS", "W_STRIDE"]
         }
         "halo_gemm" => vec!["KIND", "BN", "MI", "CTAS", "WGS"],
+        "halo_sweep" => vec!["KIND", "BN", "PLANES", "MI", "CTAS", "WGS"],
         "gather_gemm" if counts => vec!["KIND", "BN", "MI", "CTAS", "WGS", "RW", "RH", "COUNTS"],
         "gather_gemm" => vec!["KIND", "BN", "MI", "CTAS", "WGS", "RW", "RH"],
         "box_gemm" => vec!["KIND", "MT", "NT", "WARPS", "CTAS"],

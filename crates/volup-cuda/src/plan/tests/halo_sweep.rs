@@ -1,0 +1,164 @@
+//! What `halo_sweep` does, given its arguments.
+
+use super::contracts::{activate, biased};
+use super::halo::{Packing, pack_along, packer_bytes, rows_of_tile, scaled_back};
+use super::machine::{Call, Machine, Pointer};
+
+/// What a block may have of a multiprocessor's shared memory, and the most stages that the barriers' memory has room for.
+const SHARED: i64 = 232_448;
+const MOST_STAGES: i64 = 60;
+
+/// Elements of 16 bytes.
+fn elements(pointer: Pointer) -> i64 {
+    16 / pointer.width as i64
+}
+
+/// The parts of the workspace that a launch may touch, each with its number of elements.
+pub fn extents(call: &Call<'_>) -> Vec<(&'static str, i64)> {
+    let product = |names: &[&str]| names.iter().map(|name| call.int(name)).product::<i64>();
+    let columns = call.int("blocks") * call.size("BN");
+    let e = elements(call.pointer("a"));
+    let taps = product(&["h_kernel", "w_kernel", "chunks", "chunk_panels"]) * call.size("PLANES");
+    let control = if call.int("ahead") > 0 { 10 + call.int("pieces") } else { 5 };
+    vec![
+        ("a", product(&["chunks", "chunk_panels", "a_rows"]) * e),
+        ("b", columns * taps * e),
+        ("control", control),
+        ("scale_w", columns),
+    ]
+}
+
+/// What the sizes, the grid and the shared memory have to be.
+pub fn check(call: &Call<'_>) {
+    let [bn, mi, wgs, planes] = ["BN", "MI", "WGS", "PLANES"].map(|name| call.size(name));
+    let [a_stages, stage_rows, b_stages] = call.ints(["a_stages", "stage_rows", "b_stages"]);
+    let [chunk_panels, chunks, h_kernel, w_kernel] =
+        call.ints(["chunk_panels", "chunks", "h_kernel", "w_kernel"]);
+    let [back_h, w_step, blocks] = call.ints(["back_h", "w_step", "blocks"]);
+    let unit = w_kernel * chunk_panels * planes * bn * 16;
+    let tables = wgs * (16 * bn + 4096 * mi + 1024);
+    let stage = chunk_panels * stage_rows * 16;
+    assert_eq!(call.shared, 4096 + tables + a_stages * stage + b_stages * unit + packer_bytes(call));
+    assert!(call.shared <= SHARED && i64::from(call.variant.threads) == 128 * wgs + 128);
+    assert!(a_stages >= 2 && b_stages >= 1 && a_stages + b_stages <= MOST_STAGES);
+    assert!(stage_rows % 8 == 0 && chunk_panels % 2 == 0);
+    assert!(rows_of_tile(call) + (h_kernel - 1) * back_h + (w_kernel - 1) * w_step <= stage_rows);
+    assert!(call.grid[0] > 0 && call.grid[0] % blocks == 0 && call.grid[1..] == [1, 1]);
+    // Rows, and what is written, are counted in 32 bits.
+    assert!(call.int("a_rows") < 1 << 31 && call.int("n") * call.int("y_n") < 1 << 31);
+    assert!([0, 1].contains(&call.int("resident")));
+    assert!(call.int("resident") == 0 || b_stages >= chunks * h_kernel);
+}
+
+/// Planes of the input are multiplied one after the other, each by all taps along depth.
+pub fn run(call: &Call<'_>, machine: &mut Machine) {
+    pack_along(call, machine, |panels| Packing {
+        a_rows: call.int("a_rows"),
+        lead: call.int("lead"),
+        pitches: call.ints(["n", "ph", "pw"]),
+        block: 1,
+        sizes: call.ints(["planes", "n", "height", "width"]),
+        strides: call.ints(["x_n", "x_c", "x_d", "x_h", "x_w"]),
+        slices: 1,
+        slice_in: panels * elements(call.pointer("a")),
+        panels: call.int("chunks") * call.int("chunk_panels"),
+        channel_panels: panels,
+        out: call.pointer("a"),
+    });
+    check(call);
+    let (bm, bn, taps) = (rows_of_tile(call), call.size("BN"), call.size("PLANES"));
+    let [rows, planes, blocks, whole] = call.ints(["rows", "planes", "blocks", "whole"]);
+    let (pieces, workers) = ((rows + bm - 1) / bm, call.grid[0] / blocks);
+    // Of each piece the planes that somebody writes: all of whole ones, and of what is left each once.
+    let left = (pieces - whole * workers) * planes;
+    assert!(left >= 0, "more whole pieces than there are");
+    for block in 0..blocks {
+        let all = (0..whole * workers).map(|piece| (piece, 0, planes));
+        let parts = (0..workers).flat_map(|worker| {
+            let [first, last] = [worker, worker + 1].map(|worker| left * worker / workers);
+            (0..2).map(move |turn| {
+                let piece = first / planes + turn;
+                let [from, to] = [first, last].map(|at| (at - piece * planes).clamp(0, planes));
+                (whole * workers + piece, from, to)
+            })
+        });
+        let work: Vec<_> = all.chain(parts).filter(|(_, from, to)| from < to).collect();
+        let written: i64 = work.iter().map(|(_, from, to)| to - from).sum();
+        assert_eq!(written, pieces * planes, "a worker has planes of more than two pieces");
+        for (piece, from, to) in work {
+            let here = bm.min(rows - piece * bm);
+            let end = if to == planes { planes + taps - 1 } else { to };
+            // Sums of output planes, the first of them that of the first plane that is multiplied.
+            let first = (from - taps + 1).max(0);
+            let mut sums = vec![vec![0.0; (here * bn) as usize]; (end.max(to + taps - 1) - first) as usize];
+            for plane in first..to {
+                multiply(call, machine, [block, piece, plane], &mut sums[(plane - first) as usize..]);
+            }
+            for plane in from..end {
+                finish(call, machine, &sums[(plane - first) as usize], [block, piece, plane]);
+            }
+        }
+    }
+}
+
+/// Adds the products of a plane to those output planes that it belongs to, the first of which is its own.
+fn multiply(call: &Call<'_>, machine: &Machine, [block, piece, plane]: [i64; 3], sums: &mut [Vec<f64>]) {
+    let (bm, bn, taps) = (rows_of_tile(call), call.size("BN"), call.size("PLANES"));
+    let [rows, a_rows, lead, offset] = call.ints(["rows", "a_rows", "lead", "offset"]);
+    let [h_kernel, back_h, w_kernel, w_step] = call.ints(["h_kernel", "back_h", "w_kernel", "w_step"]);
+    let [panels, chunks] = call.ints(["chunk_panels", "chunks"]);
+    let (a, b) = (call.pointer("a"), call.pointer("b"));
+    let e = elements(a);
+    let start = lead + plane * rows + piece * bm + offset;
+    let length = bm + (w_kernel - 1) * w_step;
+    assert!(
+        start - (h_kernel - 1) * back_h >= 0 && start + length <= a_rows,
+        "rows from {start} of {a_rows}"
+    );
+    let here = bm.min(rows - piece * bm);
+    for (chunk, th) in (0..chunks).flat_map(|chunk| (0..h_kernel).map(move |th| (chunk, th))) {
+        for (tw, panel) in (0..w_kernel).flat_map(|tw| (0..panels).map(move |panel| (tw, panel))) {
+            let unit = ((block * chunks + chunk) * h_kernel + th) * w_kernel + tw;
+            let from_a = (chunk * panels + panel) * a_rows + start - th * back_h + tw * w_step;
+            let from_b = (unit * panels + panel) * taps * bn;
+            for (td, k) in (0..taps).flat_map(|td| (0..e).map(move |k| (td, k))) {
+                let weights: Vec<f64> =
+                    (0..bn).map(|n| machine.read(b, (from_b + td * bn + n) * e + k)).collect();
+                for (row, sums) in (0..here).zip(sums[td as usize].chunks_mut(bn as usize)) {
+                    let x = machine.read(a, (from_a + row) * e + k);
+                    if x != 0.0 {
+                        sums.iter_mut().zip(&weights).for_each(|(sum, w)| *sum += x * w);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Writes what are outputs of a plane to y, with the bias and through the activation.
+fn finish(call: &Call<'_>, machine: &mut Machine, sums: &[f64], [block, piece, plane]: [i64; 3]) {
+    let bn = call.size("BN");
+    let [ph, pw, channels] = call.ints(["ph", "pw", "channels"]);
+    let [d_shift, d_out, h_shift, h_out, w_shift, w_out] =
+        call.ints(["d_shift", "d_out", "h_shift", "h_out", "w_shift", "w_out"]);
+    let [y_n, y_c, y_d, y_h, y_w] = call.ints(["y_n", "y_c", "y_d", "y_h", "y_w"]);
+    let (y, bias) = (call.pointer("y"), call.pointer("bias"));
+    for (at, &sum) in sums.iter().enumerate() {
+        let row = piece * rows_of_tile(call) + at as i64 / bn;
+        let co = block * bn + at as i64 % bn;
+        let (line, n) = (row / pw, row / pw / ph);
+        let [od, oh, ow] = [plane + d_shift, line - n * ph + h_shift, row % pw + w_shift];
+        let inside = (0..d_out).contains(&od) && (0..h_out).contains(&oh) && (0..w_out).contains(&ow);
+        if co < channels && inside {
+            let value = sum * scaled_back(call, machine, co) + biased(call, machine, bias, co);
+            let value = activate(call, value, ["activation", "slope"]);
+            let at = n * y_n + co * y_c + od * y_d + oh * y_h + ow * y_w;
+            machine.write(y, at, value);
+            // Between outputs what has no tap, as `fill_output` has written it.
+            if call.int("line") > 0 && call.int("activation") <= 2 && 2 * ow + 1 < call.int("line") {
+                let none = activate(call, biased(call, machine, bias, co), ["activation", "slope"]);
+                machine.write(y, at + 1, none);
+            }
+        }
+    }
+}

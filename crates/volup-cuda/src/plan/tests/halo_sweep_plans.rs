@@ -1,0 +1,142 @@
+//! What plans of `halo_sweep` compute, and where they apply.
+
+use super::manifest::with_multiprocessors;
+use super::results::{Example, kernels, unnoticed_of};
+use super::{FORMATS, fits, launches};
+use crate::plan::{Plan, Request};
+use crate::{Algorithm, DeviceInfo, Variant};
+use std::collections::BTreeSet;
+use volup::testing::{Case, cases};
+use volup::{DType, MemoryFormat, Precision};
+
+/// What the table has not, and why.
+const ROWS: [(&str, &str); 8] = [
+    ("n 2, 5x9x21, 20>33, k 3, p 1, bias, relu", "padding, gaps at the ends of lines, several column blocks"),
+    ("n 3, 4x11x13, 24>16, k 3x2x4, bias", "no padding: rows are voxels"),
+    ("n 1, 1x6x40, 8>5, k 3x3x5, d 1x2x1", "one plane of the input, a dilated height"),
+    (
+        "n 40, 2x3x5, 16>7, k 3x1x1, p 1x0x0, leaky_relu(0.1)",
+        "samples smaller than a piece, taps along depth alone",
+    ),
+    (
+        "n 2, 9x16x16, 64>72, k 3, p 2, bias, tanh",
+        "chunks, more padding than a kernel's half, a curved activation",
+    ),
+    ("n 2, 6x8x8, 32>48, k 3, p 1, silu, gn 4", "a norm"),
+    ("n 2, 5x6x7, 8>12, k 3, s 2, d 2, p 1, bias", "outputs that no tap reaches"),
+    ("n 1, 7x30x30, 32>24, k 3, relu", "a part of a piece's planes for each block"),
+];
+
+fn own() -> Vec<Case> {
+    ROWS.iter().map(|(line, why)| Case::parse("sweep", line, why).expect("a valid case")).collect()
+}
+
+/// The plans of this kind.
+fn plans(request: &Request, device: &DeviceInfo, variants: &[&Variant]) -> Vec<Plan> {
+    let mut plans = Plan::candidates(request, device, variants, usize::MAX).expect("plans");
+    plans.retain(|plan| plan.to_string().contains("halo_sweep"));
+    plans
+}
+
+/// Of each case those that differ in kernel, in chunks, in what stays, and in who packs.
+#[test]
+fn sweeps_compute_the_definition() {
+    let (mut kernels_found, mut features, mut count) = (BTreeSet::new(), BTreeSet::new(), 0);
+    let all = kernels(&with_multiprocessors(132), None);
+    let all: Vec<&Variant> = all.iter().collect();
+    for (multiprocessors, dtype, precision) in [
+        (132, DType::F32, Precision::Tf32),
+        (2, DType::F32, Precision::Tf32),
+        (3, DType::F16, Precision::Ieee),
+        (1, DType::Bf16, Precision::Ieee),
+    ] {
+        let device = with_multiprocessors(multiprocessors);
+        let table = cases().into_iter().filter(|case| case.batch != Some(0));
+        for (turn, case) in table.chain(own()).enumerate() {
+            let example = Example::new(&case, dtype, |_, _| {});
+            let format = FORMATS[turn % 2];
+            let request = example.request(Algorithm::HaloGemm, precision, [format; 2]);
+            for plan in plans(&request, &device, &all).iter().skip(turn % 11).step_by(11) {
+                println!("{case}; {dtype}, {precision}, {format}; {plan}");
+                launches(plan).iter().for_each(|call| fits(call, plan, &format!("{request:?}")));
+                let (deviation, needed) = example.run(plan, &request);
+                assert!(deviation.is_ok() && !needed, "{deviation}");
+                let call = launches(plan).into_iter().find(|call| call.kernel() == "halo_sweep").expect("it");
+                kernels_found.insert(call.variant.name);
+                let [resident, ahead, whole, chunks, blocks] =
+                    call.ints(["resident", "ahead", "whole", "chunks", "blocks"]);
+                let there = [
+                    ("stays", resident == 1),
+                    ("passes", resident == 0),
+                    ("packs along", ahead > 0),
+                    ("whole pieces", whole > 0),
+                    ("parts of pieces", whole == 0),
+                    ("chunks", chunks > 1),
+                    ("column blocks", blocks > 1),
+                ];
+                features.extend(there.iter().filter(|(_, there)| *there).map(|(what, _)| *what));
+                count += 1;
+            }
+        }
+    }
+    let sweeps = all.iter().filter(|kernel| kernel.entry == "halo_sweep");
+    assert_eq!(kernels_found, sweeps.map(|kernel| kernel.name).collect());
+    assert_eq!(features.len(), 7, "{features:?}");
+    assert!(count > 60, "{count}");
+}
+
+#[test]
+fn what_sweeps_are_not_for_is_left_to_others() {
+    let device = with_multiprocessors(132);
+    let all = kernels(&device, None);
+    let all: Vec<&Variant> = all.iter().collect();
+    let applies = |line: &str, dtype: DType, precision: Precision| {
+        let case = Case::parse("given", line, "given").expect("a valid case");
+        let example = Example::new(&case, dtype, |_, _| {});
+        let formats = [MemoryFormat::Contiguous; 2];
+        !plans(&example.request(Algorithm::HaloGemm, precision, formats), &device, &all).is_empty()
+    };
+    let fits = "n 1, 3x3x9, 8>6, k 3, d 1x2x3";
+    assert!(applies(fits, DType::F32, Precision::Tf32) && applies(fits, DType::Bf16, Precision::Ieee));
+    // Two parts of float32, strides, dilated depth, groups, other kernels along depth.
+    assert!(!applies(fits, DType::F32, Precision::Ieee) && !applies(fits, DType::F64, Precision::Ieee));
+    for line in [
+        "n 1, 3x3x9, 8>6, k 3, s 1x1x2",
+        "n 1, 3x3x9, 8>6, k 3, s 2x1x1",
+        "n 1, 3x3x9, 8>6, k 3, d 2x1x1",
+        "n 1, 3x3x9, 8>6, k 3, g 2",
+        "n 1, 3x3x9, 8>6, k 2x3x3",
+    ] {
+        assert!(!applies(line, DType::F32, Precision::Tf32), "{line}");
+    }
+}
+
+#[test]
+fn a_wrong_argument_shows() {
+    let device = with_multiprocessors(2);
+    let all = kernels(&device, None);
+    let all: Vec<&Variant> = all.iter().collect();
+    let line = "n 3, 6x20x19, 40>20, k 3x3x4, p 1, d 1x2x1, bias, relu";
+    let case = Case::parse("wrong", line, "all arguments matter").expect("a valid case");
+    let example = Example::new(&case, DType::F32, |_, _| {});
+    let request = example.request(Algorithm::HaloGemm, Precision::Tf32, [FORMATS[0]; 2]);
+    let wrong = [
+        ("halo_pack_weight", "sweeps chunk_panels chunks columns blocks d_kernel h_kernel w_kernel"),
+        (
+            "halo_sweep",
+            "rows a_rows lead ph pw planes d_shift d_out h_kernel back_h h_shift h_out w_kernel w_step",
+        ),
+        (
+            "halo_sweep",
+            "w_shift w_out offset chunk_panels chunks blocks channels y_d y_h y_w has_bias a_stages",
+        ),
+        ("halo_sweep", "stage_rows b_stages whole"),
+    ];
+    let plan = plans(&request, &device, &all).into_iter().find(|plan| {
+        let text = plan.to_string();
+        text.contains("x3x16") && text.contains("passing") && !text.contains("along")
+    });
+    let plan = plan.expect("a plan of several column blocks");
+    let unnoticed = unnoticed_of(&example, &request, &plan, &wrong);
+    assert!(unnoticed.is_empty(), "{unnoticed:?} may be wrong: {plan}");
+}
