@@ -359,10 +359,7 @@ impl<'a> Sweep<'a> {
         let offset = (height.first * width.pitch + width.first) as i64 - width.reach as i64;
         arguments.push((offset as i32).into());
         push(&mut arguments, [self.chunk_panels, self.chunks, self.blocks, conv.out_channels()])?;
-        // What lies between outputs along width is filled along with them.
-        let [.., w_out] = request.geometry.output_shape();
-        let line = if first && y_w == 2 { w_out - self.lattices[2].first } else { 0 };
-        push(&mut arguments, [y_n, y_c, y_d, y_h, y_w, line])?;
+        push(&mut arguments, [y_n, y_c, y_d, y_h, y_w])?;
         let (code, slope) = activation_code(epilogue(&request.block)[0]);
         arguments.extend([i32::from(first), i32::from(conv.has_bias()), code].map(Argument::from));
         arguments.push(Argument::F64(slope));
@@ -384,9 +381,10 @@ impl<'a> Sweep<'a> {
     }
 }
 
-/// The outputs that taps reach, if they lie as if the stride were 1, and the dilation along depth, too.
+/// The outputs that taps reach, if they lie as if the stride were 1, and the dilation along depth, too; in NCDHW side by side.
 fn lattices(context: Context<'_>) -> Option<[Lattice; 3]> {
     let [Some(d), Some(h), Some(w)] = context.request.geometry.axes().map(Lattice::new) else { return None };
     let all = [d, h, w];
-    (all.iter().all(|lattice| lattice.axis.stride == 1) && d.axis.dilation == 1).then_some(all)
+    let apart = context.request.output_format == MemoryFormat::Contiguous && w.step > 1;
+    (all.iter().all(|lattice| lattice.axis.stride == 1) && d.axis.dilation == 1 && !apart).then_some(all)
 }

@@ -49,8 +49,7 @@
 //    `back_h` (rows from a tap to the one before), `h_shift`, `h_out`; `w_kernel`, `w_step` (rows from a tap to the one before),
 //    `w_shift`, `w_out`; `offset` (rows from a position to the one that its first tap along height and last along width reads).
 // 4. `chunk_panels`, `chunks`, `blocks`, `channels`.
-// 5. `y_n`, `y_c`, `y_d`, `y_h`, `y_w`; `line`: 0, or where y_w is 2 and no tap reaches what lies between outputs, elements of a line
-//    from its first output on. Then what is between them is written as well, so that there are no parts of sectors.
+// 5. `y_n`, `y_c`, `y_d`, `y_h`, `y_w`.
 // 6. `channels_first`, `has_bias`, `activation`, `slope` (f64).
 // 7. `a_stages`, `stage_rows`, `b_stages`, `resident`, `whole`.
 // 8. Of the input, to pack it, for which its planes are samples of which each has `n` planes: `x`, `height`, `width`, `panels`, `x_n`,
@@ -105,26 +104,6 @@ struct Work {
     __device__ __forceinline__ int first() const { return max(from - (PLANES - 1), 0); }
 };
 
-/// Of a piece of columns rows two elements apart, and in between what has no tap: the bias, through a straight activation.
-__device__ __forceinline__ void write_filled(const Epilogue &of, int piece, const float *bias, float slope, int line) {
-    const int lane = threadIdx.x % 32, gap = lane % 2;
-#pragma unroll
-    for (int i = 0; i < ROWS / 16; i++) {
-        const int r = lane / 2 + 16 * i, ow = __shfl_sync(0xffffffffu, of.row_ow, r), at = __shfl_sync(0xffffffffu, of.row_at, r) + gap;
-        const int there = (unsigned)ow < (unsigned)of.w_out && 2 * ow + gap < line ? of.columns - piece : 0;
-        Element *to = of.y + at + of.channel0 + (long long)piece * of.y_c;
-#pragma unroll
-        for (int k = 0; k < PIECE && k < BN; k++, to += of.y_c) {
-            float v = of.staged[k * COLUMN_PITCH + r];
-            if (gap) {
-                v = bias[min(piece + k, BN - 1)];
-                if (of.curved > 0) v = straighten(v, of.curved, slope);
-            }
-            Epilogue::store(to, v, k < there);
-        }
-    }
-}
-
 extern "C" __global__ void __launch_bounds__(THREADS, 1) halo_sweep(
     const char *a, const char *b, unsigned *control,
 #if SCALED
@@ -132,7 +111,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) halo_sweep(
 #endif
     const Element *bias, Element *y, int rows, int a_rows, int lead, int n, int ph, int pw, int planes, int d_shift, int d_out, int h_kernel,
     int back_h, int h_shift, int h_out, int w_kernel, int w_step, int w_shift, int w_out, int offset, int chunk_panels, int chunks, int blocks,
-    int channels, int y_n, int y_c, int y_d, int y_h, int y_w, int line, int channels_first, int has_bias, int activation, double slope, int a_stages,
+    int channels, int y_n, int y_c, int y_d, int y_h, int y_w, int channels_first, int has_bias, int activation, double slope, int a_stages,
     int stage_rows, int b_stages, int resident, int whole, const Element *x, int height, int width, int panels,
     int x_n, int x_c, int x_d, int x_h, int x_w, int units, int before, int shift, int pieces, int ahead) {
     extern __shared__ __align__(128) char memory[];
@@ -372,8 +351,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) halo_sweep(
                 }
             }
             straighten(sum, activation, slope);
-            const int row_line = by->line.divide(row), jw = row - row_line * pw, of_sample = by->height.divide(row_line);
-            const int oh = row_line - of_sample * ph + h_shift, ow = jw + w_shift;
+            const int line = by->line.divide(row), jw = row - line * pw, of_sample = by->height.divide(line);
+            const int oh = line - of_sample * ph + h_shift, ow = jw + w_shift;
             const bool here = row < rows && (unsigned)oh < (unsigned)h_out;
             const Epilogue epilogue = {y, of_sample * y_n + od * y_d + oh * y_h + ow * y_w, here ? ow : NOWHERE, column_at, column_rr, staged,
                                        activation, min(channels - column0, BN), w_out, y_w, column0 * y_c, y_c};
@@ -401,8 +380,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) halo_sweep(
                     epilogue.last(part, vectors);
                 else if (dense)
                     epilogue.dense(part);
-                else if (line > 0 && activation <= 2)
-                    write_filled(epilogue, part, column_bias, (float)slope, line);
                 else
                     epilogue.first<1>(part);
             }

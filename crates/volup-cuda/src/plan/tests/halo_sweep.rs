@@ -152,13 +152,7 @@ fn finish(call: &Call<'_>, machine: &mut Machine, sums: &[f64], [block, piece, p
         if co < channels && inside {
             let value = sum * scaled_back(call, machine, co) + biased(call, machine, bias, co);
             let value = activate(call, value, ["activation", "slope"]);
-            let at = n * y_n + co * y_c + od * y_d + oh * y_h + ow * y_w;
-            machine.write(y, at, value);
-            // Between outputs what has no tap, as `fill_output` has written it.
-            if call.int("line") > 0 && call.int("activation") <= 2 && 2 * ow + 1 < call.int("line") {
-                let none = activate(call, biased(call, machine, bias, co), ["activation", "slope"]);
-                machine.write(y, at + 1, none);
-            }
+            machine.write(y, n * y_n + co * y_c + od * y_d + oh * y_h + ow * y_w, value);
         }
     }
 }

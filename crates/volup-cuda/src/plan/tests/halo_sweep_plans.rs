@@ -23,7 +23,7 @@ const ROWS: [(&str, &str); 8] = [
         "chunks, more padding than a kernel's half, a curved activation",
     ),
     ("n 2, 6x8x8, 32>48, k 3, p 1, silu, gn 4", "a norm"),
-    ("n 2, 5x6x7, 8>12, k 3, s 2, d 2, p 1, bias", "outputs that no tap reaches"),
+    ("n 2, 5x6x7, 8>12, k 3, s 2x2x1, d 2x2x1, p 1, bias", "outputs that no tap reaches"),
     ("n 1, 7x30x30, 32>24, k 3, relu", "a part of a piece's planes for each block"),
 ];
 
