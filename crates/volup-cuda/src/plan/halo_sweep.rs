@@ -12,7 +12,7 @@ use super::{
 };
 use crate::Variant;
 use std::fmt;
-use volup::{DType, MemoryFormat, Result};
+use volup::{MemoryFormat, Result};
 
 /// What comes before tables of columns in shared memory.
 const FIXED: usize = 4096;
@@ -22,8 +22,8 @@ const MOST_PACKED: f64 = 2.0;
 const MOST_CHUNKS: usize = 8;
 const MOST_A: usize = 6;
 
-/// Rounds of what packs beside the products, of 16 and of 32 bits.
-const ROUNDS: [usize; 2] = [4, 3];
+/// Rounds of what packs beside the products: more if there is room for them.
+const ROUNDS: [usize; 2] = [3, 2];
 
 /// The part of the products that hides what packing beside them takes.
 const HIDES: f64 = 0.95;
@@ -71,8 +71,9 @@ pub(super) struct Sweep<'a> {
     a_stages: usize,
     b_stages: usize,
     shared: usize,
-    /// Whether the input is packed beside the products.
+    /// Whether the input is packed beside the products, and in how many rounds.
     along: bool,
+    rounds: usize,
     /// The time that this is expected to take.
     pub(super) seconds: f64,
 }
@@ -160,14 +161,6 @@ impl<'a> Sweep<'a> {
 
         // Shared memory: the units of the weight, and as many stages as there is room for.
         let limit = SHARED - RESERVED;
-        let fixed = FIXED
-            + table_bytes(kernel)
-            + if along {
-                packer_bytes(context, ROUNDS[usize::from(context.request.dtype == DType::F32)])
-            } else {
-                0
-            };
-        let room = limit.checked_sub(fixed)?;
         let panels = conv.in_channels().div_ceil(16 / operand.bytes()).next_multiple_of(2);
         let chunk_panels = panels / chunks;
         if chunk_panels * chunks != panels || !chunk_panels.is_multiple_of(2) {
@@ -176,13 +169,16 @@ impl<'a> Sweep<'a> {
         let stage = chunk_panels * stage_rows * 16;
         let unit = w_kernel * chunk_panels * taps * n * 16;
         let b_least = if resident { chunks * h_kernel } else { 3 };
-        let left = room.checked_sub(b_least * unit)?;
-        let more = if resident { 0 } else { (left.saturating_sub(3 * stage) / unit).min(3) };
-        let (b_stages, left) = (b_least + more, left - more * unit);
-        let a_stages = (left / stage).min(MOST_A).min(MOST_STAGES.checked_sub(b_stages)?);
-        if a_stages < 2 {
-            return None;
-        }
+        let fitting = |rounds: usize| {
+            let packers = if along { packer_bytes(context, together(context), rounds) } else { 0 };
+            let room = limit.checked_sub(FIXED + table_bytes(kernel) + packers)?;
+            let left = room.checked_sub(b_least * unit)?;
+            let more = if resident { 0 } else { (left.saturating_sub(3 * stage) / unit).min(3) };
+            let (b_stages, left) = (b_least + more, left - more * unit);
+            let a_stages = (left / stage).min(MOST_A).min(MOST_STAGES.checked_sub(b_stages)?);
+            (a_stages >= 2).then_some((rounds, room, a_stages, b_stages))
+        };
+        let (rounds, room, a_stages, b_stages) = ROUNDS.into_iter().find_map(fitting)?;
         let shared = limit - room + a_stages * stage + b_stages * unit;
 
         // Rows that taps reach before the first position, and after the last piece.
@@ -249,6 +245,7 @@ impl<'a> Sweep<'a> {
             b_stages,
             shared,
             along,
+            rounds,
             seconds,
         };
         if !along {
@@ -285,6 +282,7 @@ impl<'a> Sweep<'a> {
             slices: 1,
             panels,
             channel_panels: shape[1].div_ceil(16 / self.operand.bytes()),
+            unit: together(context),
         }
     }
 
@@ -372,6 +370,7 @@ impl<'a> Sweep<'a> {
         // Blocks go through the planes together: what the next ones need is there before they get to them.
         let at_once = self.along.then_some(self.workers * self.blocks * tile_rows(self.kernel));
         input.along(context, at_once, &mut arguments)?;
+        push(&mut arguments, [self.rounds])?;
         let grid = [(self.workers * self.blocks) as u32, 1, 1];
         let shared = self.shared as u32;
         steps.push(Step::Launch { variant: *self.kernel, grid, shared, arguments, overlap: true });
@@ -387,4 +386,9 @@ fn lattices(context: Context<'_>) -> Option<[Lattice; 3]> {
     let all = [d, h, w];
     let apart = context.request.output_format == MemoryFormat::Contiguous && w.step > 1;
     (all.iter().all(|lattice| lattice.axis.stride == 1) && d.axis.dilation == 1 && !apart).then_some(all)
+}
+
+/// Positions of a unit of what packs beside the products: 16 bytes.
+fn together(context: Context<'_>) -> usize {
+    16 / context.request.dtype.size()
 }

@@ -6,6 +6,8 @@ use super::{Argument, Buffer, Context, RESERVED, SHARED, Step, push, size};
 use crate::Variant;
 use volup::{MemoryFormat, Result};
 
+/// Positions of a unit of what packs beside products, where it is no other.
+pub(super) const PACKED_TOGETHER: usize = 4;
 /// The most stages of both operands in shared memory.
 pub(super) const MOST_STAGES: usize = 60;
 /// Threads of the packs.
@@ -17,9 +19,8 @@ const PACK_PIECES: [usize; 2] = [256, 2304];
 /// Channels of a block where a kernel has more pieces: what they write together is whole sectors.
 const PACK_CHANNELS: usize = 4;
 
-/// Bytes of shared memory of the warps of `pack_ahead.cuh` for each byte of an element and round, and positions of a unit there.
-const PACKER_BYTES: usize = 3 * 1024;
-const VOXELS: usize = 4;
+/// Bytes of shared memory of the warps of `pack_ahead.cuh` for each byte of an element, position of a unit and round.
+const PACKER_BYTES: usize = 3 * 256;
 /// Panels that a lane has at least there, where two or four lanes share a position's.
 const SHARE: usize = 8;
 /// The part of the second-level cache that what is packed ahead of the products may take, unless tiles in turn need more: so many
@@ -27,7 +28,7 @@ const SHARE: usize = 8;
 const AHEAD: usize = 3;
 /// What packing beside products takes of the time that it takes by itself: both take the GPU's power.
 const BESIDE: f64 = 0.6;
-/// Bytes a second of the input that may be packed so: of elements of 2 bytes, of 4.
+/// Bytes a second of the input that may be packed so: by 8 bytes of a line at a time, by 16.
 const PACKED: [f64; 2] = [0.5e12, 1e12];
 /// What waiting for the first rows takes, in seconds.
 const FIRST: f64 = 6e-6;
@@ -55,9 +56,9 @@ pub(super) fn table_bytes(kernel: &Variant) -> usize {
     size(kernel, "WGS") * (16 * size(kernel, "BN") + 4096 * size(kernel, "MI") + 1024)
 }
 
-/// Bytes of shared memory of what packs beside a product, in so many rounds.
-pub(super) fn packer_bytes(context: Context<'_>, rounds: usize) -> usize {
-    PACKER_BYTES * rounds * context.request.dtype.size()
+/// Bytes of shared memory of what packs beside a product, by units of so many positions in so many rounds.
+pub(super) fn packer_bytes(context: Context<'_>, unit: usize, rounds: usize) -> usize {
+    PACKER_BYTES * unit * rounds * context.request.dtype.size()
 }
 
 /// Whether a product by that kernel may pack the input beside its work: all of it, in one part, with no slice and no panel's part
@@ -197,6 +198,8 @@ pub(super) struct InputPanels {
     /// Panels of a slice, and those that its channels fill.
     pub(super) panels: usize,
     pub(super) channel_panels: usize,
+    /// Positions of a unit of what packs beside products.
+    pub(super) unit: usize,
 }
 
 impl InputPanels {
@@ -209,14 +212,14 @@ impl InputPanels {
     pub(super) fn beside(&self, context: Context<'_>, products: f64, alone: f64) -> f64 {
         let request = context.request;
         let bytes = request.geometry.input_shape().iter().product::<usize>() * request.dtype.size();
-        let least = bytes as f64 / PACKED[usize::from(self.operand != Operand::Half)];
+        let least = bytes as f64 / PACKED[usize::from(self.unit * request.dtype.size() >= 16)];
         FIRST + (BESIDE * alone).max(least - products)
     }
 
     /// Units of a line, lines before the first, units of a piece as a power of two, and pieces, as `pack_ahead.cuh` has them.
     fn pieces(&self) -> [usize; 4] {
         let [.., pitch] = self.pitches;
-        let (units, before) = ((pitch * self.block).div_ceil(VOXELS), self.lead.div_ceil(pitch));
+        let (units, before) = ((pitch * self.block).div_ceil(self.unit), self.lead.div_ceil(pitch));
         let lines = before + self.rows.saturating_sub(self.lead).div_ceil(pitch);
         let fits = |shares: usize| {
             self.channel_panels.is_multiple_of(shares) && self.channel_panels >= SHARE * shares

@@ -53,12 +53,11 @@
 // 6. `channels_first`, `has_bias`, `activation`, `slope` (f64).
 // 7. `a_stages`, `stage_rows`, `b_stages`, `resident`, `whole`.
 // 8. Of the input, to pack it, for which its planes are samples of which each has `n` planes: `x`, `height`, `width`, `panels`, `x_n`,
-//    `x_c`, `x_d`, `x_h`, `x_w`, `units`, `before`, `shift`, `pieces`, `ahead` (0: it is packed).
+//    `x_c`, `x_d`, `x_h`, `x_w`, `units`, `before`, `shift`, `pieces`, `ahead` (0: it is packed); `pack_rounds`, 2 or 3.
 
 /// What hides the memory's latency: a block's products leave three warps to pack.
-#ifndef PACK_ROUNDS
-#define PACK_ROUNDS (KIND == 5 ? 3 : 4)
-#endif
+#define MORE_PACK_ROUNDS
+#define PACK_VOXELS (KIND == 5 ? 4 : 8)
 
 #include "divisor.cuh"
 #include "halo_epilogue.cuh"
@@ -113,7 +112,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) halo_sweep(
     int back_h, int h_shift, int h_out, int w_kernel, int w_step, int w_shift, int w_out, int offset, int chunk_panels, int chunks, int blocks,
     int channels, int y_n, int y_c, int y_d, int y_h, int y_w, int channels_first, int has_bias, int activation, double slope, int a_stages,
     int stage_rows, int b_stages, int resident, int whole, const Element *x, int height, int width, int panels,
-    int x_n, int x_c, int x_d, int x_h, int x_w, int units, int before, int shift, int pieces, int ahead) {
+    int x_n, int x_c, int x_d, int x_h, int x_w, int units, int before, int shift, int pieces, int ahead,
+    int pack_rounds) {
     extern __shared__ __align__(128) char memory[];
     const unsigned full_a = shared(memory), empty_a = full_a + 8 * a_stages;
     const unsigned full_b = empty_a + 8 * a_stages, empty_b = full_b + 8 * b_stages;
@@ -122,7 +122,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) halo_sweep(
     Divisors *const by = (Divisors *)(memory + 1024);
     char *tables = memory + 4096;
     const unsigned ring_a = shared(memory) + 4096 + WGS * (16 * BN + 16 * STAGING), ring_b = ring_a + a_stages * stage_bytes;
-    const PackAhead packed = {x, (uint4 *)a, control, a_rows, lead, planes, n, height, width, 1, panels, x_n, x_c, x_d, x_h, x_w, before, shift, pieces, ahead};
+    const PackAhead packed = {x, (uint4 *)a, control, a_rows, lead, planes, n, height, width, 1, panels, x_n, x_c, x_d, x_h, x_w, before, shift, pieces, ahead, pack_rounds};
     const int row_pieces = (rows + BM - 1) / BM, workers = gridDim.x / blocks, worker = blockIdx.x / blocks, block = blockIdx.x - worker * blocks;
     const int b_units = chunks * h_kernel;
 

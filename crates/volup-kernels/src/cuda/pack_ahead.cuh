@@ -5,7 +5,7 @@
 // block packs so far ahead of the products that what they read is still in the second-level cache: the first piece that
 // nobody has packed is never too far ahead for the warp that has it, as whoever waits has asked for that one or a later one.
 //
-// A line of rows is cut into units of VOXELS positions; 2^`shift` of them are a piece, 8, 16 or 32, so that each has as many lanes
+// A line of rows is cut into units of VOXELS positions, 4 or, of 16 bits, 8; 2^`shift` of them are a piece, 8, 16 or 32, so that each has as many lanes
 // of a warp, which share its panels: the first products wait for whole pieces. There are as many lines before the first position as
 // `lead` rows take. What is read goes to shared memory, so that more is under way than there are registers for, and neighbouring lanes
 // write neighbouring rows of what was read along x.
@@ -21,13 +21,19 @@
 #include "operand.cuh"
 #include "warp_meet.cuh"
 
-/// Neighbours of a line that are a unit.
-constexpr int VOXELS = 4;
-/// In how many parts, of so many bytes, a warp that packs brings x to shared memory one after the other.
-#ifndef PACK_ROUNDS
-#define PACK_ROUNDS 2
+/// Neighbours of a line that are a unit, and those that are read at once where a line is no whole number of units.
+#ifndef PACK_VOXELS
+#define PACK_VOXELS 4
 #endif
-constexpr int ROUNDS = PACK_ROUNDS, ROUND = 32 * VOXELS * E * sizeof(Element), PACKER_BYTES = ROUNDS * ROUND;
+constexpr int VOXELS = PACK_VOXELS, LEAST = 4, UNITS_OF_SLOT = 32 / VOXELS;
+static_assert(VOXELS == LEAST || VOXELS == 2 * LEAST && !SCALED);
+/// In how many parts, of so many bytes, a warp that packs brings x to shared memory one after the other, at least; more are for units.
+#ifdef MORE_PACK_ROUNDS
+constexpr bool MAY_HAVE_MORE = true;
+#else
+constexpr bool MAY_HAVE_MORE = false;
+#endif
+constexpr int ROUNDS = 2, MORE_ROUNDS = 3, ROUND = 32 * VOXELS * E * sizeof(Element);
 
 /// What lines, planes and samples of rows, and lines of units, are counted by.
 struct PackDivisors {
@@ -43,6 +49,8 @@ struct PackAhead {
     int a_rows, lead, n, depth, height, width, block, panels, x_n, x_c, x_d, x_h, x_w;
     /// Lines before the first, pieces, and how many of them the pack may be ahead of the products; 0 if there is nothing to pack.
     int before, shift, pieces, ahead;
+    /// ROUNDS or MORE_ROUNDS.
+    int parts = ROUNDS;
 
     // Their addresses are made anew: there are no registers to hold them in.
     __device__ __forceinline__ int *next() const { return (int *)words() + 8; }
@@ -75,13 +83,13 @@ struct PackAhead {
     __device__ __forceinline__ void pack(const PackDivisors &by, char *rings) const {
         const float scale = SCALED ? power(input_exponent(control)) : 1.0f;
         unsigned most = 0;
-        char *const ring = rings + (own_thread() / 32 % 4 - 1) * PACKER_BYTES;
+        char *const ring = rings + (own_thread() / 32 % 4 - 1) * parts * ROUND;
         const unsigned apart = x_n | x_c | x_d | x_h;
-        if (x_w == 1 && (width | apart) % VOXELS == 0 && (unsigned long long)x % (VOXELS * sizeof(Element)) == 0) {
-            if ((panels / block >> 5 - shift) >= ROUNDS - 1)
-                by_units<ROUNDS - 1>(by, ring, scale, most);
+        if (x_w == 1 && (width | apart) % LEAST == 0 && (unsigned long long)x % (LEAST * sizeof(Element)) == 0) {
+            if (MAY_HAVE_MORE && parts == MORE_ROUNDS && (panels / block >> 5 - shift) >= MORE_ROUNDS - 1)
+                by_units<MORE_ROUNDS - 1>(by, ring, scale, most);
             else
-                by_units<1>(by, ring, scale, most);
+                by_units<ROUNDS - 1>(by, ring, scale, most);
         } else {
             int piece = take();
 #pragma unroll 1
@@ -196,20 +204,39 @@ private:
     /// under way, those of the next piece, too: a piece is too short to wait for the memory at its start.
     template <int UNDER_WAY> __device__ __forceinline__ void by_units(const PackDivisors &by, char *ring, float scale, unsigned &most) const {
         const int lane = own_thread() % 32, rounds = panels / block >> 5 - shift;
-        const auto start = [&](const Unit &own) { return own.from >= 0 ? own.from + (lane >> shift) * rounds * E * x_c : -1; };
-        const auto load = [&](int from, int round, int slot) {
-            const bool there = from >= 0;
+        // Where a piece's reads start, negative if nothing is there, and whether all of the unit is.
+        struct Start {
+            int from;
+            bool whole;
+        };
+        const auto start = [&](int piece) {
+            const Unit own = unit(by, piece, lane);
+            return Start{own.from >= 0 ? own.from + (lane >> shift) * rounds * E * x_c : -1, own.from >= 0 && own.at + LEAST < width};
+        };
+        const bool wide = (width | x_n | x_c | x_d | x_h) % VOXELS == 0 && (unsigned long long)x % (VOXELS * sizeof(Element)) == 0;
+        const auto load = [&](Start at, int round, int slot) {
+            const bool there = at.from >= 0;
             const unsigned to = shared(ring) + slot * ROUND + lane * VOXELS * sizeof(Element);
             int step = there ? x_c : 0;
             asm volatile("" : "+r"(step));
-            const Element *channel = x + (there ? from + round * E * step : 0);
+            const Element *channel = x + (there ? at.from + round * E * step : 0);
 #pragma unroll
-            for (int e = 0; e < E; e++, channel += step) copy_async<VOXELS * sizeof(Element)>(to + e * 32 * VOXELS * sizeof(Element), channel, there);
+            for (int e = 0; e < E; e++, channel += step) {
+                const unsigned of_channel = to + e * 32 * VOXELS * sizeof(Element);
+                if (VOXELS == LEAST || wide) {
+                    copy_async<VOXELS * sizeof(Element)>(of_channel, channel, there);
+                } else {
+                    // The second half may be past the line's end.
+                    copy_async<LEAST * sizeof(Element)>(of_channel, channel, there);
+                    copy_async<LEAST * sizeof(Element)>(of_channel + LEAST * sizeof(Element), at.whole ? channel + LEAST : x, at.whole);
+                }
+            }
         };
         int piece = take(), asked = ask();
         if (piece >= pieces) return;
         // Where it reads; slots of the ring that are read, and loaded, next.
-        int from = start(unit(by, piece, lane)), now = 0, then = 0;
+        Start from = start(piece);
+        int now = 0, then = 0;
         const auto on = [](int slot) { return slot + 1 == UNDER_WAY + 1 ? 0 : slot + 1; };
 #pragma unroll
         for (int round = 0; round < UNDER_WAY; round++, then = on(then)) {
@@ -227,13 +254,13 @@ private:
 #pragma unroll
             for (int slot = 0; slot < VOXELS; slot++) {
                 to[slot] = position(own, slot, by.line.by, lane).x;
-                if (to[slot] >= 0) to[slot] += (slot >> shift - 3) * rounds * a_rows;
+                if (to[slot] >= 0) to[slot] += (slot * UNITS_OF_SLOT >> shift) * rounds * a_rows;
             }
             const int next = __shfl_sync(0xffffffffu, asked, 0);
-            int next_from = -1;
+            Start next_from = {-1, false};
             if (next < pieces) {
                 asked = ask();
-                next_from = start(unit(by, next, lane));
+                next_from = start(next);
             }
             await_turn(piece);
             [[maybe_unused]] unsigned of_position[VOXELS] = {};
@@ -278,7 +305,7 @@ private:
         const int lane = own_thread() % 32, count_panels = panels / block;
         const Unit own = unit(by, piece, lane);
 #pragma unroll 1
-        for (int slot = 0; slot < 1 << shift - 3; slot++) {
+        for (int slot = 0; slot * UNITS_OF_SLOT < 1 << shift; slot++) {
             const int2 at = position(own, slot, by.line.by, lane);
             [[maybe_unused]] unsigned of_position = 0;
             run((count_panels + 3) / 4, [&](int round) {

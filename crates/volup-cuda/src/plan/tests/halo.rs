@@ -209,7 +209,7 @@ pub fn pack_along(call: &Call<'_>, machine: &mut Machine, packing: impl FnOnce(i
     }
     let packing = packing(call.int("panels"));
     let e = elements(packing.out);
-    let voxels = 4;
+    let voxels = unit(call);
     let ([.., pitch], block) = (packing.pitches, packing.block);
     assert!(call.size("CTAS") == 1 && !call.has("class_panels") && parts(call) == 1);
     assert!(
@@ -372,15 +372,16 @@ fn pack_weight(call: &Call<'_>, machine: &mut Machine) {
     }
 }
 
+/// Positions of a unit of what packs the input beside products.
+fn unit(call: &Call<'_>) -> i64 {
+    if call.kernel() == "halo_sweep" { 16 / call.pointer("x").width as i64 } else { 4 }
+}
+
 /// Bytes of shared memory of the warps that pack the input beside products.
 pub fn packer_bytes(call: &Call<'_>) -> i64 {
     let width = call.pointer("x").width as i64;
-    let rounds = match (call.kernel(), width) {
-        ("halo_sweep", 2) => 4,
-        ("halo_sweep", _) => 3,
-        _ => 2,
-    };
-    if call.int("ahead") > 0 { 3 * 1024 * rounds * width } else { 0 }
+    let rounds = if call.has("pack_rounds") { call.int("pack_rounds") } else { 2 };
+    if call.int("ahead") > 0 { 3 * 256 * unit(call) * rounds * width } else { 0 }
 }
 
 /// Rows of a tile.

@@ -46,7 +46,7 @@ pub fn check(call: &Call<'_>) {
     assert!(call.grid[0] > 0 && call.grid[0] % blocks == 0 && call.grid[1..] == [1, 1]);
     // Rows, and what is written, are counted in 32 bits.
     assert!(call.int("a_rows") < 1 << 31 && call.int("n") * call.int("y_n") < 1 << 31);
-    assert!([0, 1].contains(&call.int("resident")));
+    assert!([0, 1].contains(&call.int("resident")) && [2, 3].contains(&call.int("pack_rounds")));
     assert!(call.int("resident") == 0 || b_stages >= chunks * h_kernel);
 }
 
