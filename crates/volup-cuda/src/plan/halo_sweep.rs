@@ -84,7 +84,7 @@ impl fmt::Display for Sweep<'_> {
         let [columns, planes] = ["BN", "PLANES"].map(|param| size(self.kernel, param));
         write!(
             f,
-            "halo_sweep {operand} {rows}x{planes}x{columns}, {}x{} panels, ",
+            "halo_gemm sweep {operand} {rows}x{planes}x{columns}, {}x{} panels, ",
             self.chunks, self.chunk_panels
         )?;
         let units = if self.resident { "resident" } else { "passing" };

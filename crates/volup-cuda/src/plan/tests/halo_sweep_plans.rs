@@ -34,7 +34,7 @@ fn own() -> Vec<Case> {
 /// The plans of this kind.
 fn plans(request: &Request, device: &DeviceInfo, variants: &[&Variant]) -> Vec<Plan> {
     let mut plans = Plan::candidates(request, device, variants, usize::MAX).expect("plans");
-    plans.retain(|plan| plan.to_string().contains("halo_sweep"));
+    plans.retain(|plan| plan.to_string().contains("halo_gemm sweep"));
     plans
 }
 
