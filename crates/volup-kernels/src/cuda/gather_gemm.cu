@@ -317,6 +317,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
                     if (lane < PANELS)
                         copy(ring_a + at_a * stage_bytes + lane * panel_bytes, a + 16ll * (from + (chunk * PANELS + lane) * a_rows),
                              length * 16, full_a + 8 * at_a);
+                    // Lanes that are ahead of one another would be held up by one another's waits.
+                    __syncwarp();
                     if (++at_a == a_stages) at_a = 0, phase_a ^= 1;
 #pragma unroll 1
                     for (int ah = 0; ah < t.phase.nh; ah++) {
