@@ -21,10 +21,8 @@ const MOST_PACKED: f64 = 2.0;
 /// The most chunks that channels are divided into, and stages of the input.
 const MOST_CHUNKS: usize = 8;
 const MOST_A: usize = 6;
-
 /// Rounds of what packs beside the products: more if there is room for them.
 const ROUNDS: [usize; 2] = [3, 2];
-
 /// The part of the products that hides what packing beside them takes.
 const HIDES: f64 = 0.95;
 

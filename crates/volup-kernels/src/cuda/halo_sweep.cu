@@ -23,9 +23,9 @@
 // Persistent blocks of WGS consumer warpgroups, and one whose first warp copies and whose others may pack the input beside the products
 // (`pack_ahead.cuh`). A piece is BM = 64*MI*WGS rows of every plane, by BN columns of the output. A block keeps to a column block, of
 // which `gridDim.x/blocks` blocks share the pieces: all planes of `whole` pieces each, one after the other, then as many of the planes of
-// what is left. Where it does not start with a piece's first plane, it multiplies the PLANES - 1 planes before, too, without writing. For each chunk of channels of a plane the
-// producer copies a stage of A with its halo, for each tap along height a unit of B with all taps along width; `resident`: all units
-// fit in the ring, and are copied once.
+// what is left. Where it does not start with a piece's first plane, it multiplies the PLANES - 1 planes before, too, without writing.
+// For each chunk of channels of a plane the producer copies a stage of A with its halo, for each tap along height a unit of B with all
+// taps along width; `resident`: all units fit in the ring, and are copied once.
 //
 // Shared memory, in order: barriers, at 1 KB divisors, at 4 KB tables of columns for each warpgroup, staging areas for each warp, A's
 // ring (`a_stages`), B's (`b_stages`), what packing takes.
@@ -45,7 +45,7 @@
 //
 // 1. `a`, `b`, `control`; for fp16 of float32 `scale_w` (2^-ew of each of blocks*BN columns); `bias`, `y`.
 // 2. i32: `rows`, `a_rows`, `lead`, `n`, `ph`, `pw`, `planes` (of the input).
-// 3. `d_shift` (the output plane that the first input plane's first tap belongs to, as it may be negative), `d_out`; `h_kernel`,
+// 3. `d_shift` (the output plane of the first input plane's first tap: negative where there is padding), `d_out`; `h_kernel`,
 //    `back_h` (rows from a tap to the one before), `h_shift`, `h_out`; `w_kernel`, `w_step` (rows from a tap to the one before),
 //    `w_shift`, `w_out`; `offset` (rows from a position to the one that its first tap along height and last along width reads).
 // 4. `chunk_panels`, `chunks`, `blocks`, `channels`.
