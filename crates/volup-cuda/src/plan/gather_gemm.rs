@@ -5,8 +5,8 @@ use super::epilogue_statistics::Rows;
 use super::norm::{self, Way};
 use super::pack::{self, Operand};
 use super::panels::{
-    InputPanels, MOST_STAGES, PACKED_TOGETHER, WeightPanels, may_pack_along, packer_bytes, packs,
-    table_bytes, tile_rows,
+    InputPanels, MOST_STAGES, PACK_ROUNDS, PACKED_TOGETHER, WeightPanels, may_pack_along, packer_bytes,
+    packs, table_bytes, tile_rows,
 };
 use super::phases::{Lattice, PhaseAxis, taps_of_residues};
 use super::{
@@ -169,8 +169,9 @@ impl<'a> GatherGemm<'a> {
         let blocks = cout.div_ceil(channels);
 
         let (stage, unit) = (PANELS * 16 * stage_rows, PANELS * 16 * n * lines);
-        let fixed =
-            FIXED + table_bytes(kernel) + if along { packer_bytes(context, PACKED_TOGETHER, 2) } else { 0 };
+        let fixed = FIXED
+            + table_bytes(kernel)
+            + if along { packer_bytes(context, PACKED_TOGETHER, PACK_ROUNDS) } else { 0 };
         let room = (SHARED - RESERVED).checked_sub(fixed)?;
         if 2 * stage + 3 * unit > room {
             return None;

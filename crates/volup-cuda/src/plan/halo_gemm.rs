@@ -6,7 +6,8 @@ mod steps;
 use super::classes::Short;
 use super::pack::Operand;
 use super::panels::{
-    InputPanels, MOST_STAGES, PACKED_TOGETHER, may_pack_along, packer_bytes, packs, table_bytes, tile_rows,
+    InputPanels, MOST_STAGES, PACK_ROUNDS, PACKED_TOGETHER, may_pack_along, packer_bytes, packs, table_bytes,
+    tile_rows,
 };
 use super::phases::{Lattice, PhaseAxis};
 use super::{Context, RESERVED, SHARED, size, strides};
@@ -282,8 +283,9 @@ impl<'a> Halo<'a> {
         let parts = operand.parts();
         let limit = (1..=MOST_BLOCKS).contains(&ctas).then(|| SHARED / ctas - RESERVED)?;
         let fixed = FIXED + table_bytes(kernel) + fold.map_or(0, |fold| fold.bytes(kernel));
-        let room =
-            limit.checked_sub(fixed + if along { packer_bytes(context, PACKED_TOGETHER, 2) } else { 0 })?;
+        let room = limit.checked_sub(
+            fixed + if along { packer_bytes(context, PACKED_TOGETHER, PACK_ROUNDS) } else { 0 },
+        )?;
         let channel_panels = slice_in.div_ceil(16 / operand.bytes());
         let panels = block * channel_panels;
         let mut fitting = None;

@@ -3,9 +3,10 @@
 use super::halo_gemm::{fill, has_gaps};
 use super::pack::{self, Operand};
 use super::panels::{
-    InputPanels, MOST_STAGES, WeightPanels, may_pack_along, packer_bytes, packs, table_bytes, tile_rows,
+    InputPanels, MOST_STAGES, PACK_ROUNDS, WeightPanels, may_pack_along, packer_bytes, packs, table_bytes,
+    tile_rows,
 };
-use super::phases::{Lattice, PhaseAxis};
+use super::phases::{Lattice, PhaseAxis, strides_of_lattices};
 use super::{
     Argument, Buffer, Context, RESERVED, SHARED, Step, Workspace, activation_code, direct, epilogue, int,
     push, size, strides,
@@ -22,7 +23,7 @@ const MOST_PACKED: f64 = 2.0;
 const MOST_CHUNKS: usize = 8;
 const MOST_A: usize = 6;
 /// Rounds of what packs beside the products: more if there is room for them.
-const ROUNDS: [usize; 2] = [3, 2];
+const ROUNDS: [usize; 2] = [3, PACK_ROUNDS];
 /// The part of the products that hides what packing beside them takes.
 const HIDES: f64 = 0.95;
 
@@ -115,7 +116,8 @@ impl<'a> Sweep<'a> {
                 kernel.param("KIND") == Some(operand.panel_kind())
                     && size(kernel, "PLANES") == conv.kernel_size()[0]
             };
-            if context.kernel("halo_pack_weight", &types, &params).is_err() {
+            let packs = ["halo_pack_input", "halo_pack_weight"];
+            if packs.iter().any(|pack| context.kernel(pack, &types, &params).is_err()) {
                 continue;
             }
             for kernel in kernels.filter(fits) {
@@ -253,8 +255,8 @@ impl<'a> Sweep<'a> {
         // What takes the longer is not all of it.
         let seconds = seconds + input.beside(context, HIDES * product, passed) - passed;
         // Blocks go through the planes together, and packs before them, unless each has a part of a piece.
-        let together = pieces >= workers;
-        (together && input.may_go_along()).then_some(Sweep { seconds, ..plan })
+        let in_step = pieces >= workers;
+        (in_step && input.may_go_along()).then_some(Sweep { seconds, ..plan })
     }
 
     /// Rows of a panel.
@@ -339,9 +341,7 @@ impl<'a> Sweep<'a> {
             arguments.push(at(scale));
         }
         let [y_n, y_c, y @ ..] = strides(request.geometry.output_shape(), request.output_format);
-        let y_first: usize =
-            y.iter().zip(self.lattices).map(|(stride, lattice)| stride * lattice.first).sum();
-        let [y_d, y_h, y_w] = [0, 1, 2].map(|axis| y[axis] * self.lattices[axis].step);
+        let (y_first, [y_d, y_h, y_w]) = strides_of_lattices(&self.lattices, y);
         let y_at = (y_first * request.dtype.size()) as u64;
         arguments.extend([Argument::Pointer(Buffer::Bias, 0), Argument::Pointer(Buffer::Output, y_at)]);
         push(&mut arguments, [self.rows, self.packed_rows(), self.lead, request.geometry.batch()])?;

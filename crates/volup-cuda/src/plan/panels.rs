@@ -6,8 +6,9 @@ use super::{Argument, Buffer, Context, RESERVED, SHARED, Step, push, size};
 use crate::Variant;
 use volup::{MemoryFormat, Result};
 
-/// Positions of a unit of what packs beside products, where it is no other.
+/// Positions of a unit of what packs beside products, and its rounds, where a kernel has no more.
 pub(super) const PACKED_TOGETHER: usize = 4;
+pub(super) const PACK_ROUNDS: usize = 2;
 /// The most stages of both operands in shared memory.
 pub(super) const MOST_STAGES: usize = 60;
 /// Threads of the packs.

@@ -56,6 +56,12 @@ impl Lattice {
     }
 }
 
+/// Where the first output on lattices lies, in elements, and how far apart they are along each axis, if all outputs have these strides.
+pub(super) fn strides_of_lattices(lattices: &[Lattice; 3], strides: [usize; 3]) -> (usize, [usize; 3]) {
+    let first = strides.iter().zip(lattices).map(|(stride, lattice)| stride * lattice.first).sum();
+    (first, [0, 1, 2].map(|axis| strides[axis] * lattices[axis].step))
+}
+
 impl PhaseAxis {
     pub(super) fn new(axis: Axis) -> PhaseAxis {
         let Axis { input, output, kernel, stride, padding, dilation, .. } = axis;

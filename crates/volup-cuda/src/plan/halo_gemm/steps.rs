@@ -7,6 +7,7 @@ use super::{Halo, has_gaps};
 use crate::plan::classes::{Classes, Short};
 use crate::plan::pack::{self, Operand};
 use crate::plan::panels::WeightPanels;
+use crate::plan::phases::strides_of_lattices;
 use volup::{MemoryFormat, Result};
 
 /// Products of a row and a column that are summed before the split's go to registers.
@@ -116,9 +117,8 @@ impl Halo<'_> {
             arguments.push(scale);
         }
         let [y_n, y_c, y @ ..] = strides(request.geometry.output_shape(), request.output_format);
-        let first: usize = y.iter().zip(self.lattices).map(|(stride, lattice)| stride * lattice.first).sum();
+        let (first, [y_d, y_h, y_w]) = strides_of_lattices(&self.lattices, y);
         let at = at + (first * request.dtype.size()) as u64;
-        let [y_d, y_h, y_w] = [0, 1, 2].map(|axis| y[axis] * self.lattices[axis].step);
         arguments.extend([Argument::Pointer(Buffer::Bias, 0), Argument::Pointer(Buffer::Output, at)]);
         let [depth, height, width] = &self.axes;
         let rows = self.rows(count);

@@ -9,12 +9,12 @@ use super::operand::{halves, is_out_of_range, split};
 use crate::plan::Buffer;
 
 /// What a block may have of a multiprocessor's shared memory, by how many blocks share it.
-const SHARED: [i64; 2] = [232_448, 115_712];
+pub const SHARED: [i64; 2] = [232_448, 115_712];
 /// The most stages that the barriers' memory has room for.
-const MOST_STAGES: i64 = 60;
+pub const MOST_STAGES: i64 = 60;
 
 /// Elements of 16 bytes.
-fn elements(pointer: Pointer) -> i64 {
+pub fn elements(pointer: Pointer) -> i64 {
     16 / pointer.width as i64
 }
 

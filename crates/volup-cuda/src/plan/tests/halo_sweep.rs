@@ -1,17 +1,10 @@
 //! What `halo_sweep` does, given its arguments.
 
 use super::contracts::{activate, biased};
-use super::halo::{Packing, pack_along, packer_bytes, rows_of_tile, scaled_back};
-use super::machine::{Call, Machine, Pointer};
-
-/// What a block may have of a multiprocessor's shared memory, and the most stages that the barriers' memory has room for.
-const SHARED: i64 = 232_448;
-const MOST_STAGES: i64 = 60;
-
-/// Elements of 16 bytes.
-fn elements(pointer: Pointer) -> i64 {
-    16 / pointer.width as i64
-}
+use super::halo::{
+    MOST_STAGES, Packing, SHARED, elements, pack_along, packer_bytes, rows_of_tile, scaled_back,
+};
+use super::machine::{Call, Machine};
 
 /// The parts of the workspace that a launch may touch, each with its number of elements.
 pub fn extents(call: &Call<'_>) -> Vec<(&'static str, i64)> {
@@ -39,7 +32,7 @@ pub fn check(call: &Call<'_>) {
     let tables = wgs * (16 * bn + 4096 * mi + 1024);
     let stage = chunk_panels * stage_rows * 16;
     assert_eq!(call.shared, 4096 + tables + a_stages * stage + b_stages * unit + packer_bytes(call));
-    assert!(call.shared <= SHARED && i64::from(call.variant.threads) == 128 * wgs + 128);
+    assert!(call.shared <= SHARED[0] && i64::from(call.variant.threads) == 128 * wgs + 128);
     assert!(a_stages >= 2 && b_stages >= 1 && a_stages + b_stages <= MOST_STAGES);
     assert!(stage_rows % 8 == 0 && chunk_panels % 2 == 0);
     assert!(rows_of_tile(call) + (h_kernel - 1) * back_h + (w_kernel - 1) * w_step <= stage_rows);
