@@ -70,6 +70,7 @@ FAMILIES = (
     "box_gemm",
     "shuffle_gemm",
     "shuffle_ring",
+    "pointwise",
 )
 # These have more to do in the passes of training.
 OF_TRAINING = ("shuffle_wgmma", "implicit_gemm")

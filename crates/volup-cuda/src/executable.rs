@@ -31,11 +31,13 @@ pub enum Algorithm {
     ShuffleWgmma,
     /// Few channels: a matrix product of exactly the taps that a residue has.
     ImplicitGemm,
+    /// One tap and few channels: every voxel times a matrix, in float32.
+    Pointwise,
 }
 
 impl Algorithm {
     /// All families.
-    pub const ALL: [Algorithm; 10] = [
+    pub const ALL: [Algorithm; 11] = [
         Algorithm::Direct,
         Algorithm::LinearGemm,
         Algorithm::Interleave,
@@ -46,6 +48,7 @@ impl Algorithm {
         Algorithm::ShuffleRing,
         Algorithm::ShuffleWgmma,
         Algorithm::ImplicitGemm,
+        Algorithm::Pointwise,
     ];
 }
 
@@ -62,6 +65,7 @@ impl fmt::Display for Algorithm {
             Algorithm::ShuffleRing => "shuffle_ring",
             Algorithm::ShuffleWgmma => "shuffle_wgmma",
             Algorithm::ImplicitGemm => "implicit_gemm",
+            Algorithm::Pointwise => "pointwise",
         })
     }
 }
@@ -75,7 +79,7 @@ impl FromStr for Algorithm {
             param: "algorithm",
             got: name.into(),
             expected: "direct, linear_gemm, interleave, halo_gemm, gather_gemm, box_gemm, \
-                       shuffle_gemm, shuffle_ring, shuffle_wgmma, implicit_gemm",
+                       shuffle_gemm, shuffle_ring, shuffle_wgmma, implicit_gemm, pointwise",
         })
     }
 }

@@ -3,7 +3,7 @@
 use super::norm::Way;
 use super::{
     Algorithm, Context, Step, Workspace, after, box_gemm, direct, gather_gemm, halo_gemm, halo_sweep,
-    implicit_gemm, interleave, linear_gemm, shuffle_gemm, shuffle_ring, shuffle_wgmma,
+    implicit_gemm, interleave, linear_gemm, pointwise, shuffle_gemm, shuffle_ring, shuffle_wgmma,
 };
 use std::fmt;
 use volup::Result;
@@ -20,6 +20,7 @@ pub(super) enum Family<'a> {
     Ring(shuffle_ring::ShuffleRing<'a>),
     Wgmma(shuffle_wgmma::ShuffleWgmma<'a>),
     Implicit(implicit_gemm::ImplicitGemm<'a>),
+    Pointwise(pointwise::Pointwise<'a>),
 }
 
 impl<'a> Family<'a> {
@@ -34,6 +35,7 @@ impl<'a> Family<'a> {
             Family::Ring(_) => Algorithm::ShuffleRing,
             Family::Wgmma(_) => Algorithm::ShuffleWgmma,
             Family::Implicit(_) => Algorithm::ImplicitGemm,
+            Family::Pointwise(_) => Algorithm::Pointwise,
         }
     }
 
@@ -61,6 +63,7 @@ impl<'a> Family<'a> {
             Family::Ring(ring) => ring.seconds,
             Family::Wgmma(wgmma) => wgmma.seconds,
             Family::Implicit(implicit) => implicit.seconds,
+            Family::Pointwise(pointwise) => pointwise.seconds,
         };
         if self.way() == Way::Plain { own + after(context) } else { own }
     }
@@ -83,6 +86,7 @@ impl<'a> Family<'a> {
         all.extend(shuffle_ring::ShuffleRing::all(context).into_iter().map(Family::Ring));
         all.extend(shuffle_wgmma::ShuffleWgmma::all(context).into_iter().map(Family::Wgmma));
         all.extend(implicit_gemm::ImplicitGemm::all(context).into_iter().map(Family::Implicit));
+        all.extend(pointwise::Pointwise::all(context).into_iter().map(Family::Pointwise));
         if all.is_empty() && context.classes.is_some() {
             return Family::all(Context { classes: None, ..context });
         }
@@ -141,6 +145,7 @@ impl<'a> Family<'a> {
             Family::Ring(ring) => ring.steps(context, steps),
             Family::Wgmma(wgmma) => wgmma.steps(context, workspace, steps),
             Family::Implicit(implicit) => implicit.steps(context, workspace, steps),
+            Family::Pointwise(pointwise) => pointwise.steps(context, steps),
         }
     }
 }
@@ -158,6 +163,7 @@ impl fmt::Display for Family<'_> {
             Family::Ring(ring) => ring.fmt(f),
             Family::Wgmma(wgmma) => wgmma.fmt(f),
             Family::Implicit(implicit) => implicit.fmt(f),
+            Family::Pointwise(pointwise) => pointwise.fmt(f),
         }
     }
 }

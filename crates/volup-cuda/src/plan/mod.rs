@@ -21,6 +21,7 @@ mod pack;
 mod panels;
 mod phases;
 mod plane_gradient;
+mod pointwise;
 mod rows;
 mod shuffle_gemm;
 mod shuffle_gradient;

@@ -36,6 +36,9 @@ const ISSUE: [f64; 4] = [0.26, 0.015, 0.75, 0.88];
 /// Clocks that a block waits for a stage, and for what it writes, whatever there is to compute.
 const WAIT: f64 = 700.0;
 const WRITE: f64 = 1500.0;
+/// Sectors of memory, in bytes; how much more the output takes whose channels start within one.
+pub(super) const SECTOR: usize = 32;
+const WITHIN: f64 = 1.35;
 /// Of what takes less, computing or moving, the part that does not hide behind the other.
 pub(super) const SEEN: f64 = 0.15;
 /// Seconds until blocks have what they start with; for each byte of weights that those of a multiprocessor bring in
@@ -214,6 +217,7 @@ impl<'a> ShuffleGemm<'a> {
             count(geometry.output_shape()),
             (cin * cout * taps * bytes) as f64,
         );
+        let y = if last || (volume * bytes).is_multiple_of(SECTOR) { y } else { WITHIN * y };
         let blocks = row_blocks * groups;
         let twice = kernel.param("NORM") == Some(1);
         if twice {
@@ -221,7 +225,7 @@ impl<'a> ShuffleGemm<'a> {
             let of_sample = (12 * groups * size(kernel, "POS_WARPS") * cout * taps) as f64;
             let norm_groups = request.block.norm().map_or(1, |norm| norm.groups());
             let counted = product(&[geometry.batch(), groups.max(norm_groups)]).is_some_and(|n| n <= MOST);
-            if !counted || geometry.batch() as f64 * of_sample > norm::room(y) {
+            if !counted || geometry.batch() as f64 * of_sample > norm::room(count(geometry.output_shape())) {
                 return None;
             }
         }

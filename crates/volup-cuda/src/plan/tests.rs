@@ -26,6 +26,8 @@ mod norm;
 mod operand;
 mod plane_gradient;
 mod plane_gradient_plans;
+mod pointwise;
+mod pointwise_plans;
 mod results;
 mod rows;
 mod scaled_gradient_plans;
@@ -240,6 +242,9 @@ fn fits(call: &Call<'_>, plan: &Plan, what: &str) {
     if call.kernel() == "implicit_gemm" {
         implicit::check(call);
     }
+    if call.kernel() == "pointwise" {
+        pointwise::check(call);
+    }
     if group_norm::KERNELS.contains(&call.kernel()) {
         group_norm::check(call);
     }
@@ -326,7 +331,7 @@ fn variants_fill_in_what_their_kernels_are_generic_over() {
 }
 
 /// Compile-time sizes that say how a kernel cuts its work, not what it can do.
-const TILES: [&str; 27] = [
+const TILES: [&str; 28] = [
     "B",
     "BC",
     "BK",
@@ -346,6 +351,7 @@ const TILES: [&str; 27] = [
     "STAGES",
     "TAPS",
     "U",
+    "VOXELS",
     "WARPGROUPS",
     "WARPS",
     "WARPS_M",
@@ -390,6 +396,7 @@ fn plans_make_do_with_one_kernel_of_a_kind() {
                 let kept = [
                     Algorithm::BoxGemm,
                     Algorithm::ImplicitGemm,
+                    Algorithm::Pointwise,
                     Algorithm::ShuffleGemm,
                     Algorithm::ShuffleRing,
                     Algorithm::ShuffleWgmma,

@@ -12,6 +12,7 @@ use super::implicit;
 use super::interleave;
 use super::machine::{Call, Machine, Pointer};
 use super::norm;
+use super::pointwise;
 use super::shuffle;
 use super::{halo, halo_sweep};
 use volup::{Activation, reference};
@@ -65,6 +66,7 @@ pub fn run(call: &Call<'_>, machine: &mut Machine) {
             shuffle::run(call, machine)
         }
         "implicit_gemm" => implicit::run(call, machine),
+        "pointwise" => pointwise::run(call, machine),
         name if name.starts_with("interleave_") => interleave::run(call, machine),
         "group_merge" => epilogue_statistics::merge(call, machine),
         name if group_norm::KERNELS.contains(&name) => group_norm::run(call, machine),

@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 const VARIANTS: &str = include_str!("../../../../volup-kernels/variants.toml");
 
 /// The kernels' files by family; those in CUDA C++ by kernel.
-const SOURCES: [(&str, &str); 39] = [
+const SOURCES: [(&str, &str); 40] = [
     ("block_output", include_str!("../../../../volup-kernels/src/cuda/block_output.cu")),
     ("box_gemm", include_str!("../../../../volup-kernels/src/cuda/box_gemm.cu")),
     ("box_pack_weight", include_str!("../../../../volup-kernels/src/cuda/box_pack_weight.cu")),
@@ -40,6 +40,7 @@ const SOURCES: [(&str, &str); 39] = [
     ("norm", include_str!("../../../../volup-kernels/src/norm.rs")),
     ("pack", include_str!("../../../../volup-kernels/src/pack.rs")),
     ("plane_gradient", include_str!("../../../../volup-kernels/src/cuda/plane_gradient.cu")),
+    ("pointwise", include_str!("../../../../volup-kernels/src/cuda/pointwise.cu")),
     ("shuffle_gemm", include_str!("../../../../volup-kernels/src/cuda/shuffle_gemm.cu")),
     ("shuffle_gradient", include_str!("../../../../volup-kernels/src/cuda/shuffle_gradient.cu")),
     ("shuffle_ring", include_str!("../../../../volup-kernels/src/cuda/shuffle_ring.cu")),
@@ -208,6 +209,7 @@ fn declared_in_cuda(variant: &Variant, source: &'static str) -> Signature {
         "block_output" | "channel_statistics" | "gradient_sums" => vec!["KIND", "LAST", "VECTOR"],
         "gradient_rows" => vec!["KIND", "CHANNELS"],
         "plane_gradient" => vec!["KIND", "CHANNELS", "TAPS", "CTAS"],
+        "pointwise" => vec!["KIND", "STRIDED", "ROWS", "VOXELS", "UNIT", "CTAS"],
         "shuffle_gradient" => vec!["KIND", "ROWS"],
         "shuffle_ring" => vec!["KIND", "WARP_ROWS", "WARP_POS", "ROW_WARPS", "POS_WARPS"],
         "shuffle_ring_last" => vec!["KIND", "WARP_ROWS", "WARP_POS", "ROW_WARPS", "POS_WARPS", "TAPS"],
