@@ -25,11 +25,34 @@ pub(super) fn seconds(context: Context<'_>) -> f64 {
 /// The launch. With the address of control words in the workspace it does its work only where those
 /// ask for it.
 pub(super) fn step(context: Context<'_>, control: Option<u64>) -> Result<Step> {
-    let request = context.request;
-    let (geometry, conv) = (&request.geometry, request.geometry.conv());
+    let (geometry, conv) = (&context.request.geometry, context.request.geometry.conv());
     let types = [context.type_name(), context.accumulator_name()];
     let out_per_group = conv.out_channels() / conv.groups();
     let variant = *context.narrowest("direct", &types, &[], "BC", out_per_group)?;
+    let tiles = (geometry.batch() * conv.groups())
+        .saturating_mul(out_per_group.div_ceil(size(&variant, "BC")))
+        .saturating_mul(geometry.output_voxels().div_ceil(size(&variant, "BP")));
+    let most = if control.is_some() { IDLE_BLOCKS } else { BLOCKS };
+    let blocks = tiles.min(most * context.device.multiprocessors).max(1);
+    Ok(Step::launch(variant, [blocks as u32, 1, 1], arguments(context, control)?))
+}
+
+/// The launch that does its work where control words ask for it, after kernels that are compiled by CUDA C++'s compiler, on the
+/// architecture that these are for: it starts while the one before it runs.
+pub(super) fn guard(context: Context<'_>, control: u64) -> Result<Step> {
+    let half = context.request.dtype != DType::F32;
+    let types: &[&str] = if half { &[context.type_name()] } else { &[] };
+    let variant = *context.kernel("direct_output", types, &[("KIND", i64::from(!half))])?;
+    let outputs =
+        context.request.geometry.output_shape().iter().fold(1, |all: usize, &size| all.saturating_mul(size));
+    let blocks = outputs.div_ceil(variant.threads as usize).min(IDLE_BLOCKS * context.device.multiprocessors);
+    let (grid, arguments) = ([blocks.max(1) as u32, 1, 1], arguments(context, Some(control))?);
+    Ok(Step::Launch { variant, grid, shared: 0, arguments, overlap: true })
+}
+
+fn arguments(context: Context<'_>, control: Option<u64>) -> Result<Vec<Argument>> {
+    let request = context.request;
+    let (geometry, conv) = (&request.geometry, request.geometry.conv());
     let words = match control {
         Some(at) => [Argument::Pointer(Buffer::Workspace, at), 0.into(), 1.into()],
         // Not read: any address will do.
@@ -41,8 +64,10 @@ pub(super) fn step(context: Context<'_>, control: Option<u64>) -> Result<Step> {
         .into();
     arguments.extend([words, i32::from(conv.has_bias()).into(), guarded, small_limit]);
     let groups = conv.groups();
-    let in_per_group = conv.in_channels() / groups;
-    push(&mut arguments, [geometry.batch(), groups, in_per_group, out_per_group])?;
+    push(
+        &mut arguments,
+        [geometry.batch(), groups, conv.in_channels() / groups, conv.out_channels() / groups],
+    )?;
     for axis in geometry.axes() {
         let sizes = [axis.input, axis.output, axis.kernel, axis.stride, axis.padding, axis.dilation];
         push(&mut arguments, sizes)?;
@@ -54,10 +79,5 @@ pub(super) fn step(context: Context<'_>, control: Option<u64>) -> Result<Step> {
         let (code, slope) = activation_code(activation);
         arguments.extend([code.into(), Argument::F64(slope)]);
     }
-    let tiles = (geometry.batch() * groups)
-        .saturating_mul(out_per_group.div_ceil(size(&variant, "BC")))
-        .saturating_mul(geometry.output_voxels().div_ceil(size(&variant, "BP")));
-    let most = if control.is_some() { IDLE_BLOCKS } else { BLOCKS };
-    let blocks = tiles.min(most * context.device.multiprocessors).max(1);
-    Ok(Step::launch(variant, [blocks as u32, 1, 1], arguments))
+    Ok(arguments)
 }

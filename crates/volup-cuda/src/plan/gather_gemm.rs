@@ -352,7 +352,7 @@ impl<'a> GatherGemm<'a> {
         let parts = (self.way == Way::Counted).then(|| self.of_samples.take(context, workspace));
         steps.push(self.multiply(context, [at, weight, scale, control], &input, parts)?);
         // Where the input or the weight holds what the fast path cannot compute with, the definition.
-        steps.push(direct::step(context, Some(control))?);
+        steps.push(direct::guard(context, control)?);
         match parts {
             Some(parts) => self.of_samples.merge_and_scale(context, parts, control, workspace, steps),
             None => Ok(()),

@@ -373,7 +373,7 @@ impl<'a> Sweep<'a> {
         let shared = self.shared as u32;
         steps.push(Step::Launch { variant: *self.kernel, grid, shared, arguments, overlap: true });
         // Where the input or the weight holds what the fast path cannot compute with, the definition.
-        steps.push(direct::step(context, Some(control))?);
+        steps.push(direct::guard(context, control)?);
         Ok(())
     }
 }

@@ -141,7 +141,9 @@ impl WeightPanels {
         let variant = *context.kernel("halo_pack_weight", &self.operand.types(context), &params)?;
         let grid = [cut.runs * cut.line_runs, self.panels(), self.slices].map(|blocks| blocks as u32);
         let shared = (cut.run * cut.pitch * 16 * self.operand.parts()) as u32;
-        Ok(Step::Launch { variant, grid, shared, arguments, overlap: false })
+        // After its scales.
+        let overlap = self.operand.has_scale();
+        Ok(Step::Launch { variant, grid, shared, arguments, overlap })
     }
 
     /// Panels of a slice.

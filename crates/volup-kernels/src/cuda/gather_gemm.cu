@@ -222,6 +222,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
     , float *parts, float *counts, int part_chunks, int part_phases, int out_channels, int relus
 #endif
 ) {
+    let_next_start();
     extern __shared__ __align__(128) char memory[];
     const Sizes s = {voxels, pd, ph, pw, in_d, in_h, in_w, back_d, back_h, back_w, by_work,
                      {d_kernel, d_stride, d_dilation, d_step, d_inverse, d_padding},

@@ -9,6 +9,7 @@
 // Threads: 256. Grid: a block for each output channel, then any number of them for the input.
 
 #include "divisor.cuh"
+#include "launch.cuh"
 #include "operand.cuh"
 
 constexpr int THREADS = 256, AT_ONCE = 4;
@@ -40,6 +41,7 @@ __device__ __forceinline__ unsigned some_of(const float *x, long long count, int
 extern "C" __global__ void __launch_bounds__(THREADS) half_scale(const float *x, const float *w, float *scale, unsigned *control, long long count,
                                                                  int samples, int columns, int inner, int channels_first, int slice_out,
                                                                  int in_per_group, int out_per_group, int taps, int out_channels) {
+    let_next_start();
     if ((int)blockIdx.x >= out_channels) {
         raise(&control[4], some_of(x, count, samples, blockIdx.x - out_channels, gridDim.x - out_channels));
         return;

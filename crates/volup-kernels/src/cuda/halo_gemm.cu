@@ -179,6 +179,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
     , const unsigned *unless
 #endif
 ) {
+    let_next_start();
 #if KIND == 3
     if (stands(unless)) {
         await_previous();

@@ -32,6 +32,10 @@ extern "C" __global__ void __launch_bounds__(256, 4) halo_pack_weight(
     int run, int lines, int line_runs, int pitch, int each, int chunk_panels, int chunks, int columns, int blocks, int channels, int slice_in,
     int in_per_group, int out_per_group, int outputs, int channels_first, int block, int channel_panels, int w_first, int w_stride,
     int w_dilation, int d_kernel, int h_kernel, int w_kernel, int w_low, int w_steps, int w_step, int taps, int sweeps) {
+#if SCALED
+    // The scales, of the kernel before this one; what comes next needs those as well, from the start.
+    await_previous();
+#endif
     let_next_start();
     extern __shared__ uint4 pieces[];
     const int of_tap = columns / taps, span = lines * w_kernel, kernel = d_kernel * h_kernel * w_kernel;

@@ -114,6 +114,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) halo_sweep(
     int stage_rows, int b_stages, int resident, int whole, const Element *x, int height, int width, int panels,
     int x_n, int x_c, int x_d, int x_h, int x_w, int units, int before, int shift, int pieces, int ahead,
     int pack_rounds) {
+    let_next_start();
     extern __shared__ __align__(128) char memory[];
     const unsigned full_a = shared(memory), empty_a = full_a + 8 * a_stages;
     const unsigned full_b = empty_a + 8 * a_stages, empty_b = full_b + 8 * b_stages;

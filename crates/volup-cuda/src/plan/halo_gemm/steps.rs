@@ -54,7 +54,7 @@ impl Halo<'_> {
             self.multiply(context, operands, count, at(out_sample), steps)?;
         }
         // Where the input or the weight holds what the fast path cannot compute with, the definition.
-        steps.push(direct::step(context, Some(control))?);
+        steps.push(direct::guard(context, control)?);
         Ok(())
     }
 

@@ -50,7 +50,7 @@ pub fn run(call: &Call<'_>, machine: &mut Machine) {
         assert!(pointer.at.is_multiple_of(256), "{}: {name} is at {}", call.variant.name, pointer.at);
     }
     match call.kernel() {
-        "direct" => direct(call, machine),
+        "direct" | "direct_output" => direct(call, machine),
         "pack_largest" => pack_largest(call, machine),
         "pack_weight_scale" => pack_weight_scale(call, machine),
         "half_scale" => half_scale(call, machine),
@@ -89,7 +89,7 @@ pub fn extents(call: &Call<'_>) -> Vec<(Pointer, i64)> {
     let product = |names: &[&str]| names.iter().map(|name| call.int(name)).product::<i64>();
     let mut found: Vec<(&str, i64)> = vec![("control", 5)];
     match call.kernel() {
-        "direct" if call.int("guarded") == 0 => found.clear(),
+        "direct" | "direct_output" if call.int("guarded") == 0 => found.clear(),
         "pack_weight_scale" => found.push(("scale", call.grid[0])),
         "half_scale" => {
             found.push(("scale", call.int("out_channels") / call.int("slice_out") * call.int("columns")))
