@@ -21,18 +21,20 @@ const STAGE: usize = 8;
 const START: f64 = 7e-6;
 /// Instructions of a warp for what it reads at once, and to write a row's; where there is a stride for 32 outputs of a row, by
 /// what they share with others that are written at once, and to find whose sums they are.
-const READ: f64 = 0.7;
+const READ: f64 = 4.8;
 const WRITE: [f64; 2] = [3.0, 4.0];
-const SPREAD: [f64; 2] = [4.5, 18.0];
-const FOUND: f64 = 22.0;
+const SPREAD: [f64; 2] = [4.2, 16.5];
+const FOUND: f64 = 29.0;
 /// The share of its issue slots that a multiprocessor fills, with no warp and more with each of a scheduler, at most; without
 /// a stride and with one.
-const ISSUE: [[f64; 2]; 2] = [[0.5, 0.01], [0.185, 0.042]];
+const ISSUE: [[f64; 2]; 2] = [[0.57, 0.0], [0.24, 0.05]];
 const MOST_ISSUED: f64 = 0.75;
-/// Seconds of a stage at least, which waits for what was asked for one stage before.
-const STAGE_WAIT: f64 = 5e-7;
-/// Seconds of an item for each row block, whatever there is to compute; likewise.
-const TURN: [f64; 2] = [2.6e-7, 3e-8];
+/// Seconds of a stage at least, which waits for what was asked for one stage before; likewise.
+const STAGE_WAIT: [f64; 2] = [4.6e-7, 1.6e-6];
+/// Seconds of an item for each row block and for each of its rows, whatever there is to compute; likewise.
+const TURN: [[f64; 2]; 2] = [[8e-8, 3.3e-8], [0.0, 1.6e-7]];
+/// Of what other row blocks read again from the cache, the part that does not hide; likewise.
+const AGAIN: [f64; 2] = [0.3, 0.9];
 
 /// A plan of this family.
 #[derive(Clone, Copy)]
@@ -132,8 +134,8 @@ impl<'a> Pointwise<'a> {
         let count = |shape: [usize; 5]| shape.iter().map(|&size| size as f64).product::<f64>();
         let (x, y) = (count(geometry.input_shape()), count(geometry.output_shape()));
         let element = bytes as f64;
-        let read = x * (row_blocks / at_once) as f64;
-        let moved = (element * (x + y) / MEMORY).max(element * (read + y) / CACHE);
+        let again = AGAIN[usize::from(strided)] * x * (row_blocks / at_once - 1) as f64;
+        let moved = element * ((x + y) / MEMORY + again / CACHE);
         let copies = (voxels / size(kernel, "UNIT")) as f64;
         // 16 bits are brought into float32, and back.
         let widened = if bytes == 2 { voxels as f64 } else { 0.0 };
@@ -143,7 +145,8 @@ impl<'a> Pointwise<'a> {
             let (vector, of_block) = (16 / bytes, rows.min(out_channels));
             let alike = vector / gcd(vector, geometry.output_voxels());
             let shared = alike.min(of_block) as f64 / of_block as f64;
-            y / LINE as f64 * (SPREAD[0] + SPREAD[1] / vector as f64 + FOUND * shared)
+            y / LINE as f64
+                * (SPREAD[0] + SPREAD[1] / vector as f64 + FOUND * shared / conv.stride()[0] as f64)
         } else {
             row_blocks_of_all * rows as f64 * (WRITE[0] * copies + WRITE[1] + widened)
         };
@@ -155,8 +158,9 @@ impl<'a> Pointwise<'a> {
         let [least, more] = ISSUE[usize::from(strided)];
         let issue = (least + more * warps / schedulers).min(MOST_ISSUED);
         let issued = instructions * turns * warps / items as f64 / (schedulers * issue * CLOCK);
-        let issued = issued.max(turns * padded.div_ceil(stage) as f64 * STAGE_WAIT);
-        let waited = turns * at_once as f64 * TURN[usize::from(strided)];
+        let issued = issued.max(turns * padded.div_ceil(stage) as f64 * STAGE_WAIT[usize::from(strided)]);
+        let [of_block, of_row] = TURN[usize::from(strided)];
+        let waited = turns * at_once as f64 * (of_block + of_row * rows as f64);
         let seconds = START + moved.max(issued) + SEEN * moved.min(issued) + waited;
         Some(Pointwise { kernel, row_blocks, at_once, stage, blocks, step, items, grid, shared, seconds })
     }

@@ -171,12 +171,14 @@ struct Spread {
             // Of each output the voxel whose sum it is.
             int voxel[VECTOR];
 #pragma unroll
-            for (int k = 0; k < VECTOR; k++) {
-                const int output = max(e + k, a), h = by_line.divide(output), on_line = output - h * by_line.by;
-                const int w = by_stride.divide(on_line);
-                const bool sum = has_sums && on_line < width_out && w * by_stride.by == on_line && output < b;
-                voxel[k] = sum ? h * width + w : -1;
-            }
+            for (int k = 0; k < VECTOR; k++) voxel[k] = -1;
+            if (has_sums)
+#pragma unroll
+                for (int k = 0; k < VECTOR; k++) {
+                    const int output = max(e + k, a), h = by_line.divide(output), on_line = output - h * by_line.by;
+                    const int w = by_stride.divide(on_line);
+                    if (on_line < width_out && w * by_stride.by == on_line && output < b) voxel[k] = h * width + w;
+                }
             for (int r = first; r < rows; r += alike) {
                 const float none = between[r], *of_row = sums + r * SPAN;
                 Element *at = to + (r * volume + e);

@@ -319,7 +319,8 @@ impl Turn {
     pub fn new(turn: usize) -> Turn {
         let formats = [turn % 2, turn / 2 % 2].map(|format| FORMATS[format]);
         // All but those that the input's gradient has none of; then the plan's choice.
-        let others = [Algorithm::GatherGemm, Algorithm::ShuffleRing, Algorithm::ShuffleWgmma];
+        let others =
+            [Algorithm::GatherGemm, Algorithm::Pointwise, Algorithm::ShuffleRing, Algorithm::ShuffleWgmma];
         let families: Vec<_> = Algorithm::ALL.into_iter().filter(|one| !others.contains(one)).collect();
         let algorithm = families.get(turn / 4 % (families.len() + 1)).copied();
         Turn { formats, tile: turn % (TILES + LINES + 3), algorithm }
