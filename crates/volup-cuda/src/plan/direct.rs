@@ -50,6 +50,20 @@ pub(super) fn guard(context: Context<'_>, control: u64) -> Result<Step> {
     Ok(Step::Launch { variant, grid, shared: 0, arguments, overlap: true })
 }
 
+/// What a kernel is told that sees itself that its output cannot stand, and then computes the definition; or, without control
+/// words, that it does not.
+pub(super) fn within(context: Context<'_>, control: Option<u64>) -> Result<Vec<Argument>> {
+    let all = arguments(context, control)?;
+    let nothing = |argument: Argument| match argument {
+        Argument::Pointer(..) => epilogue::NULL,
+        Argument::I32(_) => Argument::I32(0),
+        Argument::I64(_) => Argument::I64(0),
+        Argument::F32(_) => Argument::F32(0.0),
+        Argument::F64(_) => Argument::F64(0.0),
+    };
+    Ok(if control.is_some() { all } else { all.into_iter().map(nothing).collect() })
+}
+
 fn arguments(context: Context<'_>, control: Option<u64>) -> Result<Vec<Argument>> {
     let request = context.request;
     let (geometry, conv) = (&request.geometry, request.geometry.conv());

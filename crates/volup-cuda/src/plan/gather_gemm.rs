@@ -352,7 +352,9 @@ impl<'a> GatherGemm<'a> {
         let parts = (self.way == Way::Counted).then(|| self.of_samples.take(context, workspace));
         steps.push(self.multiply(context, [at, weight, scale, control], &input, parts)?);
         // Where the input or the weight holds what the fast path cannot compute with, the definition.
-        steps.push(direct::guard(context, control)?);
+        if !self.knows_early() {
+            steps.push(direct::guard(context, control)?);
+        }
         match parts {
             Some(parts) => self.of_samples.merge_and_scale(context, parts, control, workspace, steps),
             None => Ok(()),
@@ -396,11 +398,18 @@ impl<'a> GatherGemm<'a> {
         push(&mut arguments, [input.panels])?;
         let turn = self.launched * tile_rows(self.kernel);
         input.along(context, self.along.then_some(turn), &mut arguments)?;
+        // Where both operands are packed before, the product sees itself whether it can stand.
+        arguments.extend(direct::within(context, self.knows_early().then_some(control))?);
         if let Some(parts) = parts {
             self.of_samples.push(context, parts, &mut arguments)?;
         }
         let (variant, shared) = (*self.kernel, self.shared as u32);
         Ok(Step::Launch { variant, grid: grid(self.launched)?, shared, arguments, overlap: true })
+    }
+
+    /// Whether both operands are packed when the product starts, which then sees itself whether it can stand.
+    fn knows_early(&self) -> bool {
+        !self.along && self.way != Way::Counted
     }
 
     /// Rows of a panel of the packed input.

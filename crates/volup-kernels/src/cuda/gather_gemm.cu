@@ -49,7 +49,8 @@
 // 5. `y_n`, `y_c`, `y_d`, `y_h`, `y_w`.
 // 6. `channels_first`, `has_bias`, `activation`, `slope` (f64).
 // 7. `a_stages`, `stage_rows`, `b_stages`, `by_work`.
-// 8. What `pack_ahead.cuh` asks for.
+// 8. What `pack_ahead.cuh` asks for; then what `definition.cuh` does, as `halo_gemm` has it, but with COUNTS, which leaves it to
+//    another launch.
 // 9. With COUNTS, for statistics of y as `epilogue_statistics.cuh` has them: `parts`, `counts`, and chunks of a sample, phases
 //    and channels there; `relus` (they are of the ReLU of y).
 
@@ -59,6 +60,7 @@
 #define W_STRIDE 2
 #endif
 
+#include "definition.cuh"
 #include "divisor.cuh"
 #include "halo_epilogue.cuh"
 #include "launch.cuh"
@@ -217,7 +219,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
     int w_stride, int w_dilation, int w_step, int w_inverse, int w_padding, int w_out, int chunks, int slices, int blocks, int channels, int y_n,
     int y_c, int y_d, int y_h, int y_w, int channels_first, int has_bias, int activation, double slope, int a_stages, int stage_rows,
     int b_stages, int by_work, const Element *x, unsigned *control, int x_count, int x_depth, int x_height, int x_width,
-    int panels, int x_n, int x_c, int x_d, int x_h, int x_w, int units, int before, int shift, int pieces, int ahead
+    int panels, int x_n, int x_c, int x_d, int x_h, int x_w, int units, int before, int shift, int pieces, int ahead,
+    DEFINITION_PARAMETERS
 #ifdef COUNTS
     , float *parts, float *counts, int part_chunks, int part_phases, int out_channels, int relus
 #endif
@@ -357,6 +360,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
     float *column_bias = (float *)(column_rr + BN);
     [[maybe_unused]] float *column_scale = column_bias + BN;
     float *staged = (float *)(tables + WGS * 16 * BN) + threadIdx.x / 32 * STAGING;
+#ifndef COUNTS
+    const Definition definition = DEFINITION_OF_PARAMETERS;
+    // Of each warpgroup whether its products are stored.
+    int *const stored = (int *)(by + 1);
+#endif
     // The rows of zeros, and the panel that this lane names for `ldmatrix`.
     const unsigned zero = shared(zeros), panel = lane / 16 * panel_bytes;
     int at_a = 0, phase_a = 0, at_b = 0, phase_b = 0, known = -1;
@@ -499,6 +507,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
             const float scale_x = power(-input_exponent(control));
 #endif
             asm volatile("bar.sync %0, 128;" ::"r"(warpgroup + 1) : "memory");
+#ifndef COUNTS
+            if (thread == 0) stored[warpgroup] = !guarded || !definition.needed();
+#endif
             for (int column = thread; column < BN; column += 128) {
                 const int of_slice = channel0 + column % CHANNELS, channel = slice * channels + of_slice;
                 column_at[column] = channel * y_c;
@@ -510,6 +521,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
             }
             asm volatile("bar.sync %0, 128;" ::"r"(warpgroup + 1) : "memory");
         }
+#ifndef COUNTS
+        if (!stored[warpgroup]) continue;
+#endif
         // What is always so, but not for the compiler: without a branch it spills.
         if (SCALED ? rows > 0 : has_bias) {
 #pragma unroll
@@ -604,4 +618,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
         }
 #endif
     }
+#ifndef COUNTS
+    // Then no block has stored anything; each has had a tile.
+    if (!stored[warpgroup])
+        definition.compute<1>((long long)blockIdx.x * CONSUMERS + threadIdx.x, (long long)gridDim.x * CONSUMERS);
+#endif
 }

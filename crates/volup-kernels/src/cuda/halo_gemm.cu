@@ -90,7 +90,9 @@
 // 10. With TAPS, of a kernel along width of at most so many: `advance`, `w_dilation`, `w_reach`. W_STRIDE is the stride along
 //    width; `scale_w` is of each of slices*blocks*CHANNELS channels. `outputs` is W_STRIDE, `w_steps` 1; for W_STRIDE past
 //    1, `channels_first`.
-// 11. Last, for two tf32: `unless` (null, or words after which the result of another kernel may stand; then nothing is done).
+// 11. What `definition.cuh` asks for, before `unless`: with `guarded` control words are final when this starts, and where they say that
+//    packed operands do not do, nothing is stored of the products, and the definition is computed instead; else all of it is zero.
+// 12. Last, for two tf32: `unless` (null, or words after which the result of another kernel may stand; then nothing is done).
 
 /// The first tap of a chunk along height, and how many units and steps of one it has along width; a tap along depth that
 /// it lacks is passed over. There is one phase.
@@ -122,6 +124,9 @@ template <int COUNT> struct Count {
 /// rows, and there are registers for the sums. The assembler does not let other instructions add to a part of an instruction's sums.
 #define BOTH (KIND == 2 && BN <= (CTAS == 1 ? 48 : 32))
 
+/// Whether the definition stands in this kernel, too: there is one that has no registers for it.
+#define WITHIN !(BN == 64 && MI == 2 && WGS == 4)
+
 /// Whether a block that is alone may pack the input while it multiplies.
 #if defined(SHORT) || PARTED || CTAS > 1
 #define PACKS_AHEAD 0
@@ -129,6 +134,7 @@ template <int COUNT> struct Count {
 #define PACKS_AHEAD 1
 #endif
 
+#include "definition.cuh"
 #include "divisor.cuh"
 #include "gradient_taps.cuh"
 #include "halo_epilogue.cuh"
@@ -174,7 +180,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
     , int advance, int w_dilation, int w_reach
 #endif
     , const Element *x, int n, int height, int width, int block, int panels, int x_n, int x_c, int x_d, int x_h, int x_w,
-    int units, int before, int shift, int pieces, int ahead
+    int units, int before, int shift, int pieces, int ahead, DEFINITION_PARAMETERS
 #if KIND == 3
     , const unsigned *unless
 #endif
@@ -354,6 +360,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
     const auto at_hand = [](int x) { return ROOMY ? kept(x) : x; };
     const int steps = at_hand(chunk_panels / 2), units_of_w = at_hand(w_steps / unit_steps), steps_of_unit = at_hand(unit_steps);
     int at_a = 0, phase_a = 0, at_b = 0, phase_b = 0, known = -1;
+#if WITHIN
+    const Definition definition = DEFINITION_OF_PARAMETERS;
+    // Of each warpgroup whether its products are stored.
+    int *const stored = (int *)(by + 1);
+#endif
 #ifdef TAPS
     const Fold fold = {edges + threadIdx.x / 32 * 2 * BN * w_reach, w_reach, w_dilation};
     int turn = 0;
@@ -523,6 +534,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
             const float scale_x = power(-input_exponent(control));
 #endif
             asm volatile("bar.sync %0, 128;" ::"r"(warpgroup + 1) : "memory");
+#if WITHIN
+            if (thread == 0) stored[warpgroup] = !guarded || !definition.needed();
+#endif
 #ifdef TAPS
             for (int column = thread; column < BN; column += 128) {
                 const int channel = column0 / outputs + column % CHANNELS;
@@ -550,6 +564,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
             }
             asm volatile("bar.sync %0, 128;" ::"r"(warpgroup + 1) : "memory");
         }
+#if WITHIN
+        if (!stored[warpgroup]) continue;
+#endif
         // Scale, bias and straight activations in registers; what is not there costs nothing.
 #ifdef TAPS
 #if SCALED
@@ -643,4 +660,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
                 epilogue.first<0>(piece);
         }
     }
+#if WITHIN
+    // Then no block has stored anything; each has had a tile.
+    if (!stored[warpgroup])
+        definition.compute<1>((long long)blockIdx.x * CONSUMERS + threadIdx.x, (long long)gridDim.x * CONSUMERS);
+#endif
 }

@@ -31,7 +31,7 @@ impl Halo<'_> {
         if context.packed {
             let at = |at| Argument::Pointer(Buffer::Workspace, at);
             let operands = [Argument::Pointer(Buffer::Input, 0), at(weight), at(control), at(scale)];
-            return self.multiply(context, operands, self.batch, 0, steps);
+            return self.multiply(context, operands, control, self.batch, 0, steps);
         }
         let panels = self.slices * self.panels() * self.operand.parts();
         let input = workspace.take(self.packed_rows(self.batch) * panels * 16);
@@ -51,11 +51,20 @@ impl Halo<'_> {
             }
             let operands = [input, weight, control, scale];
             let operands = operands.map(|at| Argument::Pointer(Buffer::Workspace, at));
-            self.multiply(context, operands, count, at(out_sample), steps)?;
+            self.multiply(context, operands, control, count, at(out_sample), steps)?;
         }
         // Where the input or the weight holds what the fast path cannot compute with, the definition.
-        steps.push(direct::guard(context, control)?);
+        if !self.knows_early(context) {
+            steps.push(direct::guard(context, control)?);
+        }
         Ok(())
+    }
+
+    /// Whether both operands are packed when the product starts, which then sees itself whether it can stand.
+    fn knows_early(&self, context: Context<'_>) -> bool {
+        let has_registers = ["BN", "MI", "WGS"].map(|name| size(self.kernel, name)) != [64, 2, 4];
+        let at_once = self.batch == context.request.geometry.batch();
+        has_registers && at_once && !self.along && !context.packed
     }
 
     fn pack_weight(
@@ -106,6 +115,7 @@ impl Halo<'_> {
         &self,
         context: Context<'_>,
         [input, weight, control, scale]: [Argument; 4],
+        control_at: u64,
         count: usize,
         at: u64,
         steps: &mut Vec<Step>,
@@ -168,6 +178,8 @@ impl Halo<'_> {
         arguments.push(Argument::Pointer(Buffer::Input, 0));
         push(&mut arguments, [count, height, width, self.block, panels.panels])?;
         panels.along(context, self.along.then_some(blocks * self.advance()), &mut arguments)?;
+        let within = self.knows_early(context).then_some(control_at);
+        arguments.extend(direct::within(context, within)?);
         arguments.extend(self.operand.unless());
         let (grid, shared) = ([blocks as u32, 1, 1], self.shared as u32);
         // Short ones gain by starting early. Long ones that write parts of sectors, which meet in the cache, were

@@ -87,7 +87,7 @@ pub fn aligned(call: &Call<'_>) -> Vec<(&'static str, Pointer)> {
 /// The parts of the workspace that a launch may touch, each with its number of elements.
 pub fn extents(call: &Call<'_>) -> Vec<(Pointer, i64)> {
     let product = |names: &[&str]| names.iter().map(|name| call.int(name)).product::<i64>();
-    let mut found: Vec<(&str, i64)> = vec![("control", 5)];
+    let mut found: Vec<(&str, i64)> = vec![("control", 5), ("of_control", 4)];
     match call.kernel() {
         "direct" | "direct_output" if call.int("guarded") == 0 => found.clear(),
         "pack_weight_scale" => found.push(("scale", call.grid[0])),
@@ -532,9 +532,18 @@ pub fn activate(call: &Call<'_>, x: f64, names: [&str; 2]) -> f64 {
 
 /// Whether a guarded launch has work to do: an infinity or NaN, or too many values that are too small.
 pub fn is_needed(call: &Call<'_>, machine: &Machine) -> bool {
-    let control = call.pointer("control");
+    let control = call.pointer(if call.has("control") { "control" } else { "of_control" });
     let limit = |word| if word < 2 { FINITE } else { call.int("small_limit") as f64 };
     call.int("guarded") == 0 || (0..4).any(|word| machine.read(control, word) > limit(word))
+}
+
+/// Whether a launch whose kernel computes the definition itself where its own output cannot stand has done so.
+pub fn defines(call: &Call<'_>, machine: &mut Machine) -> bool {
+    let defines = call.int("guarded") == 1 && is_needed(call, machine);
+    if defines {
+        direct(call, machine);
+    }
+    defines
 }
 
 /// Where an output along an axis lies in y, and the taps that reach it, each with where its input lies.
@@ -546,13 +555,18 @@ fn direct(call: &Call<'_>, machine: &mut Machine) {
     if !is_needed(call, machine) {
         return;
     }
-    let [n, groups, cin, cout] = call.ints(["n", "groups", "cin", "cout"]);
+    // Where a kernel takes more than this, these have longer names.
+    let of = |name: &str| if call.has("of_control") { format!("of_{name}") } else { name.to_string() };
+    let int = |name: &str| call.int(&of(name));
+    let [n, groups, cin, cout] = ["n", "groups", "cin", "cout"].map(int);
     let axes = ["d", "h", "w"]
-        .map(|axis| ["in", "out", "k", "s", "p", "d"].map(|size| call.int(&format!("{size}_{axis}"))));
-    let x_strides = call.ints(["x_d", "x_h", "x_w"]);
-    let y_strides = call.ints(["y_d", "y_h", "y_w"]);
-    let [x_n, x_c, y_n, y_c] = call.ints(["x_n", "x_c", "y_n", "y_c"]);
-    let [x, w, bias, y] = ["x", "w", "bias", "y"].map(|name| call.pointer(name));
+        .map(|axis| ["in", "out", "k", "s", "p", "d"].map(|size| int(&format!("{size}_{axis}"))));
+    let x_strides = ["x_d", "x_h", "x_w"].map(int);
+    let y_strides = ["y_d", "y_h", "y_w"].map(int);
+    let [x_n, x_c, y_n, y_c] = ["x_n", "x_c", "y_n", "y_c"].map(int);
+    let [x, w, bias, y] = ["x", "w", "bias", "y"].map(|name| call.pointer(&of(name)));
+    let has_bias = int("has_bias") == 1;
+    let curves = [["activation", "slope"], ["post", "post_slope"]].map(|names| names.map(of));
     // Along an axis, for each output: where it lies in y, and the taps that reach it with their inputs.
     let reached: [Vec<Reached>; 3] = [0, 1, 2].map(|axis| {
         let [input, output, kernel, stride, padding, dilation] = axes[axis];
@@ -583,9 +597,9 @@ fn direct(call: &Call<'_>, machine: &mut Machine) {
                             }
                         }
                     }
-                    let value =
-                        activate(call, sum + biased(call, machine, bias, co), ["activation", "slope"]);
-                    let value = activate(call, value, ["post", "post_slope"]);
+                    let sum = if has_bias { sum + machine.read(bias, co) } else { sum };
+                    let curved = |value, [code, slope]: &[String; 2]| activate(call, value, [code, slope]);
+                    let value = curves.iter().fold(sum, curved);
                     machine.write(y, sample * y_n + co * y_c + to_d + to_h + to_w, value);
                 }
             }

@@ -1,6 +1,6 @@
 //! What `gather_gemm` does, given its arguments.
 
-use super::contracts::{activate, biased};
+use super::contracts::{activate, biased, defines};
 use super::epilogue_statistics::{self, Output, Place};
 use super::halo::{Packing, pack_along, packer_bytes, rows_of_tile, scaled_back};
 use super::machine::{Call, Machine};
@@ -161,6 +161,9 @@ pub fn run(call: &Call<'_>, machine: &mut Machine) {
         channel_panels: panels,
         out: call.pointer("a"),
     });
+    if defines(call, machine) {
+        return;
+    }
     let bm = rows_of_tile(call);
     let [rows, slices, blocks] = call.ints(["rows", "slices", "blocks"]);
     let (all, phases) = (slices * blocks, phases(call));

@@ -1,7 +1,7 @@
 //! What the kernels of `halo_gemm` do, given their arguments.
 
 use super::contracts::{
-    COARSE, FINITE, LIFT, Taps, activate, biased, bits, column_is, put_parts, raise, scale,
+    COARSE, FINITE, LIFT, Taps, activate, biased, bits, column_is, defines, put_parts, raise, scale,
 };
 use super::gradient::stands;
 use super::machine::{Call, Machine, Pointer};
@@ -144,7 +144,9 @@ pub fn run(call: &Call<'_>, machine: &mut Machine) {
                 channel_panels: panels / call.int("block"),
                 out: call.pointer("a"),
             });
-            multiply(call, machine);
+            if !defines(call, machine) {
+                multiply(call, machine);
+            }
         }
     }
 }

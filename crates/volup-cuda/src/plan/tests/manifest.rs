@@ -53,6 +53,9 @@ const SOURCES: [(&str, &str); 41] = [
     ("weight_gradient_sum", include_str!("../../../../volup-kernels/src/cuda/weight_gradient_sum.cu")),
 ];
 
+/// Where the parameters of the definition are.
+const DEFINITION: &str = include_str!("../../../../volup-kernels/src/cuda/definition.cuh");
+
 /// Where the parameters of one axis are, of kernels that take all that the taps are about.
 const TAPS: &str = include_str!("../../../../volup-kernels/src/cuda/gradient_taps.cuh");
 
@@ -259,8 +262,13 @@ fn compiled(variant: &Variant, source: &str) -> String {
     kept
 }
 
-/// A list of parameters with what stands for those of an axis written out.
+/// A list of parameters with what stands for those of an axis, and of the definition, written out.
 fn expanded(list: &str) -> &'static str {
+    let (_, rest) =
+        DEFINITION.split_once("#define DEFINITION_PARAMETERS").expect("what the definition takes");
+    let (of_definition, _) = rest.split_once("#define").expect("the next one");
+    let of_definition = of_definition.replace('\\', "");
+    let list = &list.replace("DEFINITION_PARAMETERS", of_definition.trim());
     let (_, rest) = TAPS.split_once("#define TAP_AXIS(a) ").expect("the parameters of an axis");
     let of_axis = rest.lines().next().expect("a line");
     let axes = ["d", "h", "w"].into_iter().filter(|axis| list.contains(&format!("TAP_AXIS({axis})")));
