@@ -16,6 +16,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 MOST_BYTES = 66_000_000
+# Kernels are much alike, and lie far apart.
+FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 1, "dict_size": 32 << 20}]
 # What the tests import and PyTorch's machines seldom have.
 WHEELS = ("expecttest",)
 # Copied as they lie, so that scripts and tests find each other.
@@ -53,7 +55,7 @@ def copy_binary(source: Path, target: Path) -> None:
     shutil.copy2(source, target)
     run("strip", "--strip-debug", target)
     # Each holds all kernels.
-    target.with_name(f"{target.name}.xz").write_bytes(lzma.compress(target.read_bytes(), preset=1))
+    target.with_name(f"{target.name}.xz").write_bytes(lzma.compress(target.read_bytes(), filters=FILTERS))
     target.unlink()
 
 

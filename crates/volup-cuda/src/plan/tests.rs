@@ -48,7 +48,7 @@ mod weight_gradient_narrow;
 mod weight_gradient_narrow_plans;
 
 use crate::plan::{Argument, Buffer, Plan, Request, Step, Task};
-use crate::{Algorithm, DeviceInfo, Variant};
+use crate::{Algorithm, Arguments, DeviceInfo, Variant};
 use machine::Call;
 use manifest::{devices, signature, source, variants_for};
 use std::cell::Cell;
@@ -189,6 +189,7 @@ fn fits(call: &Call<'_>, plan: &Plan, what: &str) {
     assert!(call.shared == 0 || call.variant.exact, "{what}");
     let (asked, given) = (&call.signature.parameters, call.arguments);
     assert_eq!(asked.len(), given.len(), "{what}");
+    assert!(given.len() <= Arguments::MOST, "{} arguments: {what}", given.len());
     for ((name, of), argument) in asked.iter().zip(given) {
         let right = match argument {
             Argument::Pointer(..) => of.starts_with("*mut "),
