@@ -55,7 +55,8 @@ def copy_binary(source: Path, target: Path) -> None:
     shutil.copy2(source, target)
     run("strip", "--strip-debug", target)
     # Each holds all kernels.
-    target.with_name(f"{target.name}.xz").write_bytes(lzma.compress(target.read_bytes(), filters=FILTERS))
+    packed = lzma.compress(target.read_bytes(), filters=FILTERS)
+    target.with_name(f"{target.name}.xz").write_bytes(packed)
     target.unlink()
 
 
