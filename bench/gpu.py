@@ -39,6 +39,8 @@ SANITIZED = (
     "k3-s2-vectors",
     "last-s2",
     "last-vectors",
+    "pointwise",
+    "relu-empty-phases",
     "s-d-mixed",
     "kb1-72-small",
     "kb1-73-small",
