@@ -64,6 +64,7 @@ pub(super) fn within(context: Context<'_>, control: Option<u64>) -> Result<Vec<A
     Ok(if control.is_some() { all } else { all.into_iter().map(nothing).collect() })
 }
 
+/// What each of these kernels takes, in the order in which `direct` lists it.
 fn arguments(context: Context<'_>, control: Option<u64>) -> Result<Vec<Argument>> {
     let request = context.request;
     let (geometry, conv) = (&request.geometry, request.geometry.conv());

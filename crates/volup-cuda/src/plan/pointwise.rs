@@ -40,14 +40,15 @@ const AGAIN: [f64; 2] = [0.3, 0.9];
 #[derive(Clone, Copy)]
 pub(super) struct Pointwise<'a> {
     kernel: &'a Variant,
-    /// Blocks of output channels of a group, of voxels of a sample, and all that warps compute.
+    /// Blocks of output channels of a group, and those of an item.
     row_blocks: usize,
-    /// Of an item.
     at_once: usize,
     /// Channels of a stage.
     stage: usize,
+    /// Blocks of voxels of a sample, and voxels from one to the next.
     blocks: usize,
     step: usize,
+    /// What warps compute at a time, and blocks of them.
     items: usize,
     grid: usize,
     shared: usize,
