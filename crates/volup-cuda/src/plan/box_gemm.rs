@@ -4,8 +4,8 @@
 use super::pack::Operand;
 use super::phases::PhaseAxis;
 use super::{
-    Argument, Buffer, Context, RESERVED, SHARED, Step, Workspace, activation_code, epilogue, product, push,
-    size, strides,
+    Argument, Buffer, Context, RESERVED, SHARED, Step, Workspace, bias_and_activation, product, push, size,
+    strides,
 };
 use crate::Variant;
 use std::fmt;
@@ -522,11 +522,8 @@ impl<'a> BoxGemm<'a> {
             )?;
         }
         let last = |format| i32::from(format == MemoryFormat::ChannelsLast3d);
-        let (code, slope) = activation_code(epilogue(&request.block)[0]);
-        let numbers =
-            [last(request.input_format), last(request.output_format), i32::from(conv.has_bias()), code];
-        arguments.extend(numbers.map(Argument::from));
-        arguments.push(Argument::F64(slope));
+        arguments.extend([last(request.input_format), last(request.output_format)].map(Argument::from));
+        arguments.extend(bias_and_activation(request));
         push(&mut arguments, [self.pitch, self.staging, self.lines])?;
         for (shape, format) in [
             (request.geometry.input_shape(), request.input_format),

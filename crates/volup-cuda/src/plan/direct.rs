@@ -1,5 +1,6 @@
 //! Planning `direct`: every output by its definition.
 
+use super::pack::Operand;
 use super::{Argument, Buffer, Context, Step, activation_code, epilogue, push, size, strides};
 use volup::{DType, Result};
 
@@ -39,10 +40,9 @@ pub(super) fn step(context: Context<'_>, control: Option<u64>) -> Result<Step> {
 
 /// The launch that does its work where control words ask for it, after kernels that are compiled by CUDA C++'s compiler, on the
 /// architecture that these are for: it starts while the one before it runs.
-pub(super) fn guard(context: Context<'_>, control: u64) -> Result<Step> {
-    let half = context.request.dtype != DType::F32;
-    let types: &[&str] = if half { &[context.type_name()] } else { &[] };
-    let variant = *context.kernel("direct_output", types, &[("KIND", i64::from(!half))])?;
+pub(super) fn guard(context: Context<'_>, operand: Operand, control: u64) -> Result<Step> {
+    let params = [("KIND", operand.tensor_kind())];
+    let variant = *context.kernel("direct_output", &operand.types(context), &params)?;
     let outputs =
         context.request.geometry.output_shape().iter().fold(1, |all: usize, &size| all.saturating_mul(size));
     let blocks = outputs.div_ceil(variant.threads as usize).min(IDLE_BLOCKS * context.device.multiprocessors);

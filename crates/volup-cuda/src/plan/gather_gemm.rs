@@ -10,8 +10,8 @@ use super::panels::{
 };
 use super::phases::{Lattice, PhaseAxis, taps_of_residues};
 use super::{
-    Algorithm, Argument, Buffer, Context, RESERVED, SHARED, Step, Workspace, activation_code, direct,
-    epilogue, grid, push, size, strides,
+    Algorithm, Argument, Buffer, Context, RESERVED, SHARED, Step, Workspace, bias_and_activation, direct,
+    grid, push, size, strides,
 };
 use crate::Variant;
 use std::fmt;
@@ -353,7 +353,7 @@ impl<'a> GatherGemm<'a> {
         steps.push(self.multiply(context, [at, weight, scale, control], &input, parts)?);
         // Where the input or the weight holds what the fast path cannot compute with, the definition.
         if !self.knows_early() {
-            steps.push(direct::guard(context, control)?);
+            steps.push(direct::guard(context, self.operand, control)?);
         }
         match parts {
             Some(parts) => self.of_samples.merge_and_scale(context, parts, control, workspace, steps),
@@ -387,9 +387,8 @@ impl<'a> GatherGemm<'a> {
         push(&mut arguments, [self.chunks, conv.groups(), self.blocks, conv.out_channels() / conv.groups()])?;
         push(&mut arguments, strides(request.geometry.output_shape(), request.output_format))?;
         let first = i32::from(request.output_format == MemoryFormat::Contiguous);
-        let (code, slope) = activation_code(epilogue(&request.block)[0]);
-        arguments.extend([first, i32::from(conv.has_bias()), code].map(Argument::from));
-        arguments.push(Argument::F64(slope));
+        arguments.push(first.into());
+        arguments.extend(bias_and_activation(request));
         push(&mut arguments, [self.a_stages, self.stage_rows, self.b_stages, usize::from(self.by_work)])?;
         arguments
             .extend([Argument::Pointer(Buffer::Input, 0), Argument::Pointer(Buffer::Workspace, control)]);

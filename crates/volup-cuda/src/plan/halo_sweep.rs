@@ -8,8 +8,8 @@ use super::panels::{
 };
 use super::phases::{Lattice, PhaseAxis, strides_of_lattices};
 use super::{
-    Argument, Buffer, Context, RESERVED, SHARED, Step, Workspace, activation_code, direct, epilogue, int,
-    push, size, strides,
+    Argument, Buffer, Context, RESERVED, SHARED, Step, Workspace, bias_and_activation, direct, int, push,
+    size, strides,
 };
 use crate::Variant;
 use std::fmt;
@@ -356,9 +356,8 @@ impl<'a> Sweep<'a> {
         arguments.push((offset as i32).into());
         push(&mut arguments, [self.chunk_panels, self.chunks, self.blocks, conv.out_channels()])?;
         push(&mut arguments, [y_n, y_c, y_d, y_h, y_w])?;
-        let (code, slope) = activation_code(epilogue(&request.block)[0]);
-        arguments.extend([i32::from(first), i32::from(conv.has_bias()), code].map(Argument::from));
-        arguments.push(Argument::F64(slope));
+        arguments.push(i32::from(first).into());
+        arguments.extend(bias_and_activation(request));
         push(&mut arguments, [self.a_stages, self.stage_rows, self.b_stages, usize::from(self.resident)])?;
         let pieces = self.rows.div_ceil(tile_rows(self.kernel));
         push(&mut arguments, [pieces / self.workers])?;
@@ -373,7 +372,7 @@ impl<'a> Sweep<'a> {
         let shared = self.shared as u32;
         steps.push(Step::Launch { variant: *self.kernel, grid, shared, arguments, overlap: true });
         // Where the input or the weight holds what the fast path cannot compute with, the definition.
-        steps.push(direct::guard(context, control)?);
+        steps.push(direct::guard(context, self.operand, control)?);
         Ok(())
     }
 }

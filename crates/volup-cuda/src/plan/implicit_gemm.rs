@@ -4,8 +4,8 @@ use super::norm::{self, Pass, Way};
 use super::pack::Operand;
 use super::phases::taps_of_residues;
 use super::{
-    Argument, Buffer, Context, RESERVED, SHARED, Step, Workspace, activation_code, epilogue, grid, product,
-    push, size, strides,
+    Argument, Buffer, Context, RESERVED, SHARED, Step, Workspace, activation_code, bias_and_activation,
+    epilogue, grid, product, push, size, strides,
 };
 use crate::Variant;
 use std::fmt;
@@ -372,9 +372,7 @@ impl<'a> ImplicitGemm<'a> {
         let [x_n, ..] = strides(geometry.input_shape(), request.input_format);
         let [y_n, ..] = strides(geometry.output_shape(), request.output_format);
         arguments.extend([x_n, y_n].map(|stride| Argument::I64(stride as i64)));
-        let (code, slope) = activation_code(epilogue(&request.block)[0]);
-        arguments.extend([i32::from(conv.has_bias()), code].map(Argument::from));
-        arguments.push(Argument::F64(slope));
+        arguments.extend(bias_and_activation(request));
         arguments.push(pass.mode().into());
         pass.push(context, &mut arguments)?;
         let grid = grid(groups * self.blocks_of_group)?;

@@ -2,7 +2,7 @@
 
 use super::pack::{self, Operand, PackedWeight, WeightLayout};
 use super::{
-    Argument, Buffer, Context, Step, Workspace, activation_code, direct, epilogue, one_tap, product, push,
+    Argument, Buffer, Context, Step, Workspace, bias_and_activation, direct, one_tap, product, push,
 };
 use crate::Variant;
 use std::fmt;
@@ -224,8 +224,7 @@ impl<'a> Interleave<'a> {
         push(&mut arguments, [n, cin, conv.out_channels(), depth, height, width])?;
         push(&mut arguments, conv.stride())?;
         push(&mut arguments, [tiling.chunks, tiling.blocks, tiling.parts])?;
-        let (code, slope) = activation_code(epilogue(&request.block)[0]);
-        arguments.extend([i32::from(conv.has_bias()).into(), code.into(), Argument::F64(slope)]);
+        arguments.extend(bias_and_activation(request));
         let grid = [(tiling.tiles * tiling.parts) as u32, 1, 1];
         Ok(Step::launch(*tiling.kernel, grid, arguments))
     }

@@ -4,7 +4,7 @@
 use super::pack::{self, Operand, PackedWeight, WeightLayout};
 use super::phases::PhaseAxis;
 use super::{
-    Argument, Buffer, Context, Step, Workspace, activation_code, direct, epilogue, int, push, size, strides,
+    Argument, Buffer, Context, Step, Workspace, bias_and_activation, direct, int, push, size, strides,
 };
 use crate::Variant;
 use std::fmt;
@@ -333,7 +333,6 @@ impl<'a> Linear<'a> {
         steps: &mut Vec<Step>,
     ) -> Result<()> {
         let request = context.request;
-        let conv = request.geometry.conv();
         let workspace = |at| Argument::Pointer(Buffer::Workspace, at);
         let mut arguments = vec![workspace(input), workspace(weight.at)];
         if self.operand == Operand::Split {
@@ -352,9 +351,7 @@ impl<'a> Linear<'a> {
         let numbers = [width.axis.output, width.first, self.w_steps, self.w_step, self.chunks];
         push(&mut arguments, numbers.into_iter().chain([self.slices, self.blocks, self.slice_out]))?;
         push(&mut arguments, strides(request.geometry.output_shape(), request.output_format))?;
-        let (code, slope) = activation_code(epilogue(&request.block)[0]);
-        arguments.push(i32::from(conv.has_bias()).into());
-        arguments.extend([code.into(), Argument::F64(slope)]);
+        arguments.extend(bias_and_activation(request));
         if self.operand == Operand::Split {
             arguments.push(int(self.packed_rows(count))?.into());
         }

@@ -361,6 +361,13 @@ fn epilogue(block: &BlockSpec) -> [Option<Activation>; 2] {
     }
 }
 
+/// Whether there is a bias, and the activation that follows it, as the kernels that compute one take them.
+fn bias_and_activation(request: &Request) -> [Argument; 3] {
+    let (code, slope) = activation_code(epilogue(&request.block)[0]);
+    let has_bias = request.geometry.conv().has_bias();
+    [i32::from(has_bias).into(), code.into(), Argument::F64(slope)]
+}
+
 /// The code that kernels know an activation by, and its slope.
 fn activation_code(activation: Option<Activation>) -> (i32, f64) {
     match activation {

@@ -82,6 +82,11 @@ impl Operand {
         }
     }
 
+    /// The `KIND` of numbers of the kernels that take the tensors' elements as they are.
+    pub(super) fn tensor_kind(self) -> i64 {
+        i64::from(self != Operand::Half)
+    }
+
     /// The `KIND` of numbers of the kernels that multiply panels, and of those that write them.
     pub(super) fn panel_kind(self) -> i64 {
         match self {

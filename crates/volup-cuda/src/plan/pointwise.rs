@@ -3,8 +3,7 @@
 use super::pack::Operand;
 use super::shuffle_gemm::{CACHE, CLOCK, MEMORY, MOST, SECTOR, SEEN};
 use super::{
-    Argument, Buffer, Context, RESERVED, SHARED, Step, activation_code, epilogue, gcd, product, push, size,
-    strides,
+    Argument, Buffer, Context, RESERVED, SHARED, Step, bias_and_activation, gcd, product, push, size, strides,
 };
 use crate::Variant;
 use std::fmt;
@@ -90,10 +89,9 @@ impl<'a> Pointwise<'a> {
         }
         let strided = i64::from(geometry.output_shape()[2..] != geometry.input_shape()[2..]);
         // float32 is multiplied as it is, whatever the precision.
-        let kind = i64::from(operand != Operand::Half);
         let types = operand.types(context);
         let is_it = |kernel: &&Variant| {
-            kernel.param("KIND") == Some(kind)
+            kernel.param("KIND") == Some(operand.tensor_kind())
                 && kernel.param("STRIDED") == Some(strided)
                 && volume.is_multiple_of(size(kernel, "UNIT"))
         };
@@ -135,7 +133,8 @@ impl<'a> Pointwise<'a> {
         let count = |shape: [usize; 5]| shape.iter().map(|&size| size as f64).product::<f64>();
         let (x, y) = (count(geometry.input_shape()), count(geometry.output_shape()));
         let element = bytes as f64;
-        let again = AGAIN[usize::from(strided)] * x * (row_blocks / at_once - 1) as f64;
+        let which = usize::from(strided);
+        let again = AGAIN[which] * x * (row_blocks / at_once - 1) as f64;
         let moved = element * ((x + y) / MEMORY + again / CACHE);
         let copies = (voxels / size(kernel, "UNIT")) as f64;
         // 16 bits are brought into float32, and back.
@@ -156,11 +155,11 @@ impl<'a> Pointwise<'a> {
         let warps = (grid * WARPS) as f64;
         let turns = (items as f64 / warps).ceil();
         let schedulers = 4.0 * grid.min(processors) as f64;
-        let [least, more] = ISSUE[usize::from(strided)];
+        let [least, more] = ISSUE[which];
         let issue = (least + more * warps / schedulers).min(MOST_ISSUED);
         let issued = instructions * turns * warps / items as f64 / (schedulers * issue * CLOCK);
-        let issued = issued.max(turns * padded.div_ceil(stage) as f64 * STAGE_WAIT[usize::from(strided)]);
-        let [of_block, of_row] = TURN[usize::from(strided)];
+        let issued = issued.max(turns * padded.div_ceil(stage) as f64 * STAGE_WAIT[which]);
+        let [of_block, of_row] = TURN[which];
         let waited = turns * at_once as f64 * (of_block + of_row * rows as f64);
         let seconds = START + moved.max(issued) + SEEN * moved.min(issued) + waited;
         Some(Pointwise { kernel, row_blocks, at_once, stage, blocks, step, items, grid, shared, seconds })
@@ -187,9 +186,7 @@ impl<'a> Pointwise<'a> {
         let [x_n, ..] = strides(geometry.input_shape(), request.input_format);
         let [y_n, ..] = strides(geometry.output_shape(), request.output_format);
         arguments.extend([x_n, y_n].map(|stride| Argument::I64(stride as i64)));
-        let (code, slope) = activation_code(epilogue(&request.block)[0]);
-        arguments.extend([i32::from(conv.has_bias()), code].map(Argument::from));
-        arguments.push(Argument::F64(slope));
+        arguments.extend(bias_and_activation(request));
         let (variant, grid, shared) = (*self.kernel, [self.grid as u32, 1, 1], self.shared as u32);
         steps.push(Step::Launch { variant, grid, shared, arguments, overlap: false });
         Ok(())

@@ -3,8 +3,8 @@
 use super::norm::{self, Pass, Way};
 use super::pack::Operand;
 use super::{
-    Argument, Buffer, Context, RESERVED, SHARED, Step, Workspace, activation_code, epilogue, gcd, one_tap,
-    product, push, size, strides,
+    Argument, Buffer, Context, RESERVED, SHARED, Step, Workspace, activation_code, bias_and_activation,
+    epilogue, gcd, one_tap, product, push, size, strides,
 };
 use crate::Variant;
 use std::fmt;
@@ -315,10 +315,8 @@ impl<'a> ShuffleGemm<'a> {
         push(&mut arguments, [self.w_pitch, self.channels])?;
         let x_unit = unit(bytes * if last { cin } else { volume });
         push(&mut arguments, [x_unit, unit(bytes * rows)])?;
-        let (code, slope) = activation_code(epilogue(&request.block)[0]);
-        let numbers = [i32::from(run(geometry, last).is_multiple_of(4)), i32::from(conv.has_bias()), code];
-        arguments.extend(numbers.map(Argument::from));
-        arguments.push(Argument::F64(slope));
+        arguments.push(i32::from(run(geometry, last).is_multiple_of(4)).into());
+        arguments.extend(bias_and_activation(request));
         arguments.push(pass.mode().into());
         pass.push(context, &mut arguments)?;
         let grid = [(self.row_blocks * self.groups) as u32, 1, 1];

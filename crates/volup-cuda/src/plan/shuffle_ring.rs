@@ -3,9 +3,7 @@
 
 use super::pack::Operand;
 use super::shuffle_gemm::{CACHE, CLOCK, MEMORY, MOST, SEEN, START, applies, run, unit};
-use super::{
-    Argument, Buffer, Context, RESERVED, SHARED, Step, activation_code, epilogue, push, size, strides,
-};
+use super::{Argument, Buffer, Context, RESERVED, SHARED, Step, bias_and_activation, push, size, strides};
 use crate::Variant;
 use std::fmt;
 use volup::{MemoryFormat, Result};
@@ -163,11 +161,9 @@ impl<'a> ShuffleRing<'a> {
         push(&mut arguments, [y_c, y_d, y_h].into_iter().chain(self.last.then_some(y_w)))?;
         push(&mut arguments, [self.chunks, self.pos_blocks, batch * self.pos_blocks])?;
         push(&mut arguments, [self.row_blocks, self.stages, usize::from(self.kept)])?;
-        let (code, slope) = activation_code(epilogue(&request.block)[0]);
         let whole = i32::from(run(geometry, false).is_multiple_of(4));
         arguments.extend((!self.last).then_some(Argument::from(whole)));
-        arguments.extend([i32::from(conv.has_bias()), code].map(Argument::from));
-        arguments.push(Argument::F64(slope));
+        arguments.extend(bias_and_activation(request));
         let grid = [(self.row_blocks * self.groups) as u32, 1, 1];
         let (variant, shared) = (*self.kernel, self.shared as u32);
         steps.push(Step::Launch { variant, grid, shared, arguments, overlap: false });

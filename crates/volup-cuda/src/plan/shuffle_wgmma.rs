@@ -5,8 +5,8 @@ use super::norm::{self, Pass, Way};
 use super::pack::Operand;
 use super::shuffle_gemm::{CACHE, CLOCK, MEMORY, MOST, SEEN, START, applies, run, unit};
 use super::{
-    Argument, Buffer, Context, RESERVED, SHARED, Step, Workspace, activation_code, epilogue, product, push,
-    strides,
+    Argument, Buffer, Context, RESERVED, SHARED, Step, Workspace, activation_code, bias_and_activation,
+    product, push, strides,
 };
 use crate::Variant;
 use std::fmt;
@@ -223,10 +223,8 @@ impl<'a> ShuffleWgmma<'a> {
         arguments.extend([x_n, y_n].map(|stride| Argument::I64(stride as i64)));
         push(&mut arguments, [y_c, y_d, y_h, self.chunks, self.pos_blocks, batch * self.pos_blocks])?;
         push(&mut arguments, [self.row_blocks, self.row_groups, stages, ahead])?;
-        let (code, slope) = activation_code(epilogue(&request.block)[0]);
-        let whole = run(geometry, false).is_multiple_of(16 / bytes);
-        arguments.extend([i32::from(whole), i32::from(conv.has_bias()), code].map(Argument::from));
-        arguments.push(Argument::F64(slope));
+        arguments.push(i32::from(run(geometry, false).is_multiple_of(16 / bytes)).into());
+        arguments.extend(bias_and_activation(request));
         pass.push(context, &mut arguments)?;
         let grid = [(self.row_blocks * self.blocks) as u32, 1, 1];
         Ok(Some(Step::Launch { variant: *kernel, grid, shared: shared as u32, arguments, overlap: false }))

@@ -17,7 +17,7 @@
     long long of_y_n, long long of_y_c, long long of_y_d, long long of_y_h, long long of_y_w, \
     int of_activation, double of_slope, int of_post, double of_post_slope
 #define DEFINITION_OF_PARAMETERS \
-    {of_x, of_w, of_bias, of_y, of_control, of_has_bias, guarded, small_limit, of_n, of_groups, of_cin, of_cout, \
+    {of_x, of_w, of_bias, of_y, of_control, of_has_bias, small_limit, of_n, of_groups, of_cin, of_cout, \
      {of_in_d, of_out_d, of_k_d, of_s_d, of_p_d, of_d_d}, {of_in_h, of_out_h, of_k_h, of_s_h, of_p_h, of_d_h}, \
      {of_in_w, of_out_w, of_k_w, of_s_w, of_p_w, of_d_w}, of_x_n, of_x_c, of_x_d, of_x_h, of_x_w, of_y_n, of_y_c, of_y_d, of_y_h, of_y_w, \
      of_activation, of_slope, of_post, of_post_slope}
@@ -40,7 +40,7 @@ struct Definition {
     const Element *x, *w, *bias;
     Element *y;
     const unsigned *control;
-    int has_bias, guarded, small_limit, n, groups, cin, cout;
+    int has_bias, small_limit, n, groups, cin, cout;
     OutputAxis d, h, wide;
     long long x_n, x_c, x_d, x_h, x_w, y_n, y_c, y_d, y_h, y_w;
     int activation;

@@ -44,7 +44,7 @@ constexpr int CHUNK = 2;
 /// Bytes of a copy, and how many a lane makes of each channel; voxels of an item.
 constexpr int BYTES = UNIT * sizeof(Element), COPIES = VOXELS / UNIT, SPAN = 32 * VOXELS;
 /// Weights that are read at a time; elements that are written at a time, and of 32 bytes.
-constexpr int READ = ROWS < 4 ? ROWS : 4, VECTOR = 16 / sizeof(Element), SECTOR = 32 / sizeof(Element);
+constexpr int READ = 4, VECTOR = 16 / sizeof(Element), SECTOR = 32 / sizeof(Element);
 
 struct alignas(4 * READ) Weights {
     float of[READ];
@@ -102,8 +102,9 @@ __device__ __forceinline__ int past(const Element *at, int bytes) {
     return (int)((unsigned long long)at % bytes) / (int)sizeof(Element);
 }
 
+#if !STRIDED
 /// Writes sums of the voxels from `start` on where they lie in the first row's channel and those after it.
-[[maybe_unused]] __device__ __forceinline__ void write(
+__device__ __forceinline__ void write(
     const float (&sums)[ROWS][VOXELS], Element *to, int rows, int start, int step, int volume, int lane) {
     const int begun = step == SPAN ? 0 : past(to + start, 32), on = step == SPAN ? 0 : volume % SECTOR;
     int begins = 0;
@@ -125,6 +126,7 @@ __device__ __forceinline__ int past(const Element *at, int bytes) {
         }
 }
 
+#else
 /// Outputs with a stride between those that have sums.
 struct Spread {
     int plane, width, d_stride, depth_out, plane_out, width_out;
@@ -148,7 +150,7 @@ struct Spread {
 
     /// Writes a warp's sums, which lie in shared memory by rows, of the voxels from `start` to `end`, and what is `between`
     /// in each row.
-    [[maybe_unused]] __device__ __forceinline__ void write(
+    __device__ __forceinline__ void write(
         const float *sums, const float *between, Element *to, int rows, int start, int end, int lane) const {
         for (int first = start; first < end;) {
             // In a plane of the input the voxels from `first` on, and in one of the output the run that they stand for.
@@ -195,6 +197,7 @@ struct Spread {
         }
     }
 };
+#endif
 
 } // namespace
 
@@ -209,7 +212,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) pointwise(
     const int items_on = gridDim.x * WARPS, sets = groups * row_blocks, of_group = row_blocks / row_blocks_of_item;
     const int padded = (channels + CHUNK - 1) / CHUNK * CHUNK;
     float *weights = (float *)dynamic, *biases = weights + sets * padded * ROWS, *between = biases + sets * ROWS;
-    // A whole number of 16 bytes: rows are a multiple of 4, or of 2 as are padded channels and these two.
+    // After a whole number of 16 bytes: rows are a multiple of 4.
     Element *inputs = (Element *)(between + sets * ROWS) + warp * (2 * stage * SPAN);
     const Finish finish = {activation, (float)slope};
     const Items all = {groups * of_group, of_group, blocks, step};

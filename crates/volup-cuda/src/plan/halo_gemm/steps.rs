@@ -1,7 +1,7 @@
 //! What plans of `halo_gemm` launch.
 
 use super::super::{
-    Argument, Buffer, Context, Step, Workspace, activation_code, direct, epilogue, int, push, size, strides,
+    Argument, Buffer, Context, Step, Workspace, bias_and_activation, direct, int, push, size, strides,
 };
 use super::{Halo, has_gaps};
 use crate::plan::classes::{Classes, Short};
@@ -55,12 +55,13 @@ impl Halo<'_> {
         }
         // Where the input or the weight holds what the fast path cannot compute with, the definition.
         if !self.knows_early(context) {
-            steps.push(direct::guard(context, control)?);
+            steps.push(direct::guard(context, self.operand, control)?);
         }
         Ok(())
     }
 
-    /// Whether both operands are packed when the product starts, which then sees itself whether it can stand.
+    /// Whether both operands are packed when the product starts, which then sees itself whether it can stand; `WITHIN` of the
+    /// kernel's file says which has no registers for that.
     fn knows_early(&self, context: Context<'_>) -> bool {
         let has_registers = ["BN", "MI", "WGS"].map(|name| size(self.kernel, name)) != [64, 2, 4];
         let at_once = self.batch == context.request.geometry.batch();
@@ -121,7 +122,6 @@ impl Halo<'_> {
         steps: &mut Vec<Step>,
     ) -> Result<()> {
         let request = context.request;
-        let conv = request.geometry.conv();
         let mut arguments = vec![input, weight, control];
         if self.operand.has_scale() {
             arguments.push(scale);
@@ -143,9 +143,8 @@ impl Halo<'_> {
         push(&mut arguments, [self.blocks, self.slice_out])?;
         push(&mut arguments, [y_n, y_c, y_d, y_h, y_w])?;
         let first = i32::from(request.output_format == MemoryFormat::Contiguous);
-        let (code, slope) = activation_code(epilogue(&request.block)[0]);
-        arguments.extend([first, i32::from(conv.has_bias()), code].map(Argument::from));
-        arguments.push(Argument::F64(slope));
+        arguments.push(first.into());
+        arguments.extend(bias_and_activation(request));
         let [whole_h, resident] = [self.whole_h, self.resident].map(usize::from);
         push(&mut arguments, [self.a_stages, self.stage_rows, whole_h, self.b_stages])?;
         push(&mut arguments, [self.unit_steps, resident, usize::from(self.by_work)])?;
@@ -198,11 +197,10 @@ pub(in crate::plan) fn fill(context: Context<'_>, operand: Operand, steps: &mut 
     let inner = if request.output_format == MemoryFormat::Contiguous { volume } else { 1 };
     let mut arguments = [Buffer::Bias, Buffer::Output].map(|of| Argument::Pointer(of, 0)).to_vec();
     push(&mut arguments, [conv.out_channels(), inner])?;
-    let (code, slope) = activation_code(epilogue(&request.block)[0]);
-    arguments.extend([Argument::I64(count as i64), i32::from(conv.has_bias()).into(), code.into()]);
-    arguments.push(Argument::F64(slope));
-    let kind = i64::from(operand != Operand::Half);
-    let variant = *context.kernel("fill_output", &operand.types(context), &[("KIND", kind)])?;
+    arguments.push(Argument::I64(count as i64));
+    arguments.extend(bias_and_activation(request));
+    let params = [("KIND", operand.tensor_kind())];
+    let variant = *context.kernel("fill_output", &operand.types(context), &params)?;
     let vectors = (count * request.dtype.size()).div_ceil(16);
     let blocks = vectors.div_ceil(THREADS).min(8 * context.device.multiprocessors);
     // Nothing here needs the packs.

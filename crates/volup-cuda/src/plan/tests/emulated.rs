@@ -12,6 +12,7 @@ use super::LARGE;
 use super::contracts;
 use super::machine::{BUFFERS, Bytes, Call, Machine};
 use super::manifest::{variants_for, with_multiprocessors};
+use super::pointwise_plans;
 use super::training::wanted_of;
 use crate::engine::operand_roundoff;
 use crate::plan::{Argument, Buffer, Plan, Request, Task};
@@ -475,26 +476,11 @@ fn shuffle_gemm() {
     }
 }
 
-/// Voxels of a line, and not; channels that start within 32 bytes; several stages, row blocks and items; strides, with outputs
-/// past the last voxel's.
-const POINTS: [&str; 9] = [
-    "n 2, 3x5x7, 3>5, k 1, bias, relu",
-    "n 1, 6x9x10, 13>20, k 1, leaky_relu(-0.75)",
-    "n 3, 4x8x8, 24>40, k 1, g 2, bias, silu",
-    "n 2, 8x9x12, 2>33, k 1, bias",
-    "n 1, 11x13x15, 5>18, k 1, g 1, d 2, tanh",
-    "n 2, 3x4x5, 9>6, k 1, s 2, op 1x0x1, bias, relu",
-    "n 1, 5x7x9, 20>17, k 1, s 3x1x2, op 2x0x0, bias, silu",
-    "n 2, 2x9x11, 6>24, k 1, s 1x2x3, op 0x1x2, g 3, bias, leaky_relu(0.1)",
-    "n 2, 3x5x8, 16>8, k 1, s 2, silu, gn 4",
-];
-
 #[test]
 fn pointwise() {
     engines(Some(Algorithm::Pointwise), |engine| {
         let engine = saying(engine, "pointwise");
-        for (seed, line) in POINTS.into_iter().enumerate() {
-            let case = Case::parse("points", line, "one tap").expect("a valid case");
+        for (seed, case) in pointwise_plans::own().into_iter().enumerate() {
             for (fill, dtype) in Fill::ALL.into_iter().flat_map(|fill| NARROW.map(|dtype| (fill, dtype))) {
                 println!("{case}, {dtype}");
                 right(&engine, &case, dtype, fill, seed as u64);

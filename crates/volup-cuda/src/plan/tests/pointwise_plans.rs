@@ -10,17 +10,27 @@ use volup::testing::{Case, cases};
 use volup::{DType, MemoryFormat, Precision};
 
 /// What the table has not, and why.
-const ROWS: [(&str, &str); 7] = [
+const ROWS: [(&str, &str); 14] = [
+    ("n 2, 3x5x7, 3>5, k 1, bias, relu", "an odd number of channels, few voxels"),
+    ("n 1, 6x9x10, 13>20, k 1, leaky_relu(-0.75)", "several stages, and not a whole one"),
     ("n 3, 4x8x8, 24>40, k 1, g 2, bias, silu", "groups, row blocks, a curved activation"),
+    ("n 2, 8x9x12, 2>33, k 1, bias", "channels that start at whole sectors"),
     ("n 2, 7x9x12, 13>33, k 1, bias, relu", "channels that start within 32 bytes, past whole rows"),
     ("n 1, 7x9x11, 5>18, k 1, d 2, leaky_relu(0.1)", "voxels that no copy of several takes"),
+    ("n 1, 11x13x15, 5>18, k 1, d 2, tanh", "more of them"),
+    ("n 2, 3x4x5, 9>6, k 1, s 2, op 1x0x1, bias, relu", "one item for all planes"),
     ("n 2, 3x5x6, 9>6, k 1, s 2, op 1x0x1, bias, relu", "outputs past the last voxel's, and not"),
+    ("n 1, 5x7x9, 20>17, k 1, s 3x1x2, op 2x0x0, bias, silu", "lines of an odd number of outputs"),
     ("n 1, 5x7x10, 20>17, k 1, s 3x1x2, op 2x0x0, bias, tanh", "a stride along some axes"),
     ("n 2, 2x9x11, 6>24, k 1, s 1x2x3, op 0x1x2, g 3, bias", "groups with a stride"),
+    (
+        "n 2, 2x9x11, 6>24, k 1, s 1x2x3, op 0x1x2, g 3, bias, leaky_relu(0.1)",
+        "what is between through an activation",
+    ),
     ("n 2, 3x5x8, 16>8, k 1, s 2, silu, gn 4", "a norm"),
 ];
 
-fn own() -> Vec<Case> {
+pub fn own() -> Vec<Case> {
     ROWS.iter().map(|(line, why)| Case::parse("points", line, why).expect("a valid case")).collect()
 }
 
