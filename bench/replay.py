@@ -270,7 +270,16 @@ def replay(plan: dict[str, Any], driver: Driver, args: argparse.Namespace, junk:
     torch.cuda.synchronize()
     error = gradients.error() if gradients else forward_error(plan, given, y)
     right = error <= LIMITS[precision]
+    others = 0
+    if args.repeat:
+        written = list(gradients.got.values()) if gradients else [y]
+        first = [tensor.clone() for tensor in written]
+        for _ in range(args.repeat):
+            run()
+            others += not all(map(torch.equal, written, first))
+        right = right and not others
     line = f"{plan['shape']:22} {plan['layout']:6}{precision:5} error {error:.1e}"
+    line += f" {others} of {args.repeat} differ" if others else ""
     line += "" if right else " WRONG"
     if args.rounds:
         line += f" {median_us([run], args.rounds, junk)[0]:9.1f} us"
@@ -288,6 +297,7 @@ def main() -> int:
     parser.add_argument("plans", type=Path, help="what the example `plans` printed")
     parser.add_argument("folders", type=Path, nargs="+", help="of cubins")
     parser.add_argument("--rounds", type=int, default=15, help="0: no times")
+    parser.add_argument("--repeat", type=int, default=0, help="runs that are compared with the first")
     parser.add_argument(
         "--steps", action="store_true", help="also each launch, with what an event costs"
     )

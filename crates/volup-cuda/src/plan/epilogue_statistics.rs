@@ -3,12 +3,14 @@
 
 use super::epilogue::{SAVED, kernel};
 use super::{
-    Argument, Buffer, Context, Step, Workspace, activation_code, epilogue, grid, norm, product, push,
+    Argument, Buffer, Context, Step, Workspace, activation_code, epilogue, gcd, grid, norm, product, push,
 };
 use volup::{Activation, DType, MemoryFormat, Result};
 
 /// The most whole samples whose rows a tile may hold: it is gone through once for each.
 const MOST_SAMPLES: usize = 2;
+/// The most channels whose statistics are joined: lanes of a warp.
+const MOST_JOINED: usize = 32;
 
 /// How a product's rows are dealt out to warpgroups.
 #[derive(Clone, Copy, Debug)]
@@ -43,7 +45,8 @@ impl Rows {
             Some(block) => matches!(block.activation(), None | Some(Activation::Relu)),
             None => activation_code(epilogue(&request.block)[0]).0 <= 2,
         };
-        let partials = self.count(context).and_then(|count| product(&[count, channels + 1, 8]));
+        let partials =
+            self.count(context).and_then(|count| product(&[count, channels / Rows::joined(context) + 1, 8]));
         let room = norm::room(norm::bytes(context));
         let fits = partials.is_some_and(|bytes| bytes as f64 <= room && bytes <= i32::MAX as usize);
         let merges = request.dtype != DType::F64 && kernel(context, "group_merge").is_ok();
@@ -58,20 +61,24 @@ impl Rows {
     pub(super) fn take(self, context: Context<'_>, workspace: &mut Workspace) -> [u64; 2] {
         let channels = context.request.block.conv().out_channels();
         let count = self.count(context).expect("few enough");
-        [workspace.take(8 * count * channels), workspace.take(4 * count)]
+        [workspace.take(8 * count * channels / Rows::joined(context)), workspace.take(4 * count)]
     }
 
-    /// Adds what the product is told of them.
-    pub(super) fn push(
-        self,
-        context: Context<'_>,
-        parts: [u64; 2],
-        arguments: &mut Vec<Argument>,
-    ) -> Result<()> {
-        arguments.extend(parts.map(|at| Argument::Pointer(Buffer::Workspace, at)));
-        push(arguments, [self.chunks(), self.phases, context.request.block.conv().out_channels()])?;
+    /// Channels whose statistics are one: of a group, a power of two that lanes of a warp have side by side.
+    fn joined(context: Context<'_>) -> usize {
+        let conv = context.request.geometry.conv();
+        let of_group = norm::counted(context).map_or(1, |norm| conv.out_channels() / norm.groups());
+        let both = gcd(of_group, conv.out_channels() / conv.groups());
+        (1 << both.trailing_zeros()).min(MOST_JOINED)
+    }
+
+    /// What the product is told of them.
+    pub(super) fn arguments(self, context: Context<'_>, parts: [u64; 2]) -> Result<Vec<Argument>> {
+        let mut arguments: Vec<_> = parts.map(|at| Argument::Pointer(Buffer::Workspace, at)).into();
+        let channels = context.request.block.conv().out_channels();
+        push(&mut arguments, [self.chunks(), self.phases, channels, Rows::joined(context)])?;
         arguments.push(relus(context).into());
-        Ok(())
+        Ok(arguments)
     }
 
     /// Launches what merges them, or takes those of what the definition has written instead, and scales the output; for training
@@ -93,7 +100,8 @@ impl Rows {
         let mut arguments = vec![Argument::Pointer(Buffer::Output, 0)];
         arguments.extend([parts, counts, control].map(|at| Argument::Pointer(Buffer::Workspace, at)));
         arguments.extend(merged);
-        push(&mut arguments, [groups, channels / groups, self.chunks(), self.phases])?;
+        let joined = Rows::joined(context);
+        push(&mut arguments, [groups, channels / groups, joined, self.chunks(), self.phases])?;
         push(
             &mut arguments,
             [self.of_sample, self.of_tile, self.warpgroups, request.geometry.output_voxels()],

@@ -3,6 +3,7 @@
 
 use super::epilogue_statistics::Rows;
 use super::norm::{self, Way};
+use super::norm_behind;
 use super::pack::{self, Operand};
 use super::panels::{
     InputPanels, MOST_STAGES, PACK_ROUNDS, PACKED_TOGETHER, WeightPanels, may_pack_along, packer_bytes,
@@ -19,6 +20,8 @@ use volup::{Axis, DType, MemoryFormat, Result};
 
 /// Panels of 16 bytes of a chunk of channels.
 const PANELS: usize = 8;
+/// Warps of a block that pack, if it packs along.
+const PACKERS: usize = 3;
 /// What comes before tables of columns in shared memory.
 const FIXED: usize = 4608;
 /// Phases that there is a table for, and taps of one along an axis.
@@ -79,6 +82,8 @@ pub(super) struct GatherGemm<'a> {
     /// What it does about a normalization, and how its rows are dealt out.
     pub(super) way: Way,
     of_samples: Rows,
+    /// Warps of a block that normalize what is written beside what is left of it, instead of packing.
+    behind: usize,
     /// The time that this is expected to take.
     pub(super) seconds: f64,
 }
@@ -90,7 +95,11 @@ impl fmt::Display for GatherGemm<'_> {
         write!(f, "gather_gemm {} {rows}x{}/{residues}, ", self.operand.name(), columns * lines)?;
         write!(f, "{} chunks, {} stages, {} units", self.chunks, self.a_stages, self.b_stages)?;
         f.write_str(if self.by_work { ", by work" } else { "" })?;
-        write!(f, "{}{}", if self.along { ", packs along" } else { "" }, self.way)
+        write!(f, "{}{}", if self.along { ", packs along" } else { "" }, self.way)?;
+        match self.behind {
+            0 => Ok(()),
+            warps => write!(f, ", {warps} normalize behind"),
+        }
     }
 }
 
@@ -106,8 +115,10 @@ impl<'a> GatherGemm<'a> {
             let is_it = |kernel: &&Variant| kernel.param("KIND") == Some(operand.panel_kind());
             let types = operand.types(context);
             let kernels = context.kernels("gather_gemm", &types).filter(is_it);
-            for (kernel, along) in kernels.flat_map(|kernel| [(kernel, false), (kernel, true)]) {
-                all.extend(GatherGemm::new(context, operand, kernel, along));
+            for kernel in kernels {
+                for (along, behind) in [(false, 0), (true, 0), (true, 1), (true, 2)] {
+                    all.extend(GatherGemm::new(context, operand, kernel, along, behind));
+                }
             }
         }
         all
@@ -118,8 +129,12 @@ impl<'a> GatherGemm<'a> {
         operand: Operand,
         kernel: &'a Variant,
         along: bool,
+        behind: usize,
     ) -> Option<GatherGemm<'a>> {
         if along && !may_pack_along(context, kernel, operand) {
+            return None;
+        }
+        if behind > 0 && (kernel.param("COUNTS").is_none() || !norm_behind::may(context)) {
             return None;
         }
         let request = context.request;
@@ -171,7 +186,12 @@ impl<'a> GatherGemm<'a> {
         let (stage, unit) = (PANELS * 16 * stage_rows, PANELS * 16 * n * lines);
         let fixed = FIXED
             + table_bytes(kernel)
-            + if along { packer_bytes(context, PACKED_TOGETHER, PACK_ROUNDS) } else { 0 };
+            + if along {
+                packer_bytes(context, PACKED_TOGETHER, PACK_ROUNDS) / PACKERS * (PACKERS - behind)
+            } else {
+                0
+            }
+            + norm_behind::RING * behind;
         let room = (SHARED - RESERVED).checked_sub(fixed)?;
         if 2 * stage + 3 * unit > room {
             return None;
@@ -276,7 +296,11 @@ impl<'a> GatherGemm<'a> {
         let passed = pack.max(items as f64 / PIECES);
         let scaling = if context.counted.is_some() { 0.0 } else { norm::scaling(context) };
         let scale = if operand.has_scale() { SCALE } else { 0.0 };
-        let rest = if way == Way::Counted { norm::MERGE + scaling } else { 0.0 };
+        let rest = match way {
+            Way::Counted if behind > 0 => norm_behind::seconds(context, product, behind, PACKERS - behind),
+            Way::Counted => norm::MERGE + scaling,
+            _ => 0.0,
+        };
         let plan = GatherGemm {
             operand,
             kernel,
@@ -293,6 +317,7 @@ impl<'a> GatherGemm<'a> {
             along,
             way,
             of_samples,
+            behind,
             seconds: product + START + passed + LAUNCHES + scale + rest,
         };
         if !along {
@@ -316,7 +341,11 @@ impl<'a> GatherGemm<'a> {
         let request = context.request;
         let groups = request.geometry.conv().groups();
         let input = input_panels(context, self.operand, self.chunks, self.a_rows(context));
-        let control = pack::control(workspace, if self.along { input.words() } else { 0 }, steps);
+        let packed = if self.along { input.words() } else { 0 };
+        let words = if self.behind > 0 { norm_behind::words(context) } else { 0 };
+        let control = pack::control(workspace, packed + words, steps);
+        let words =
+            (self.behind > 0).then_some((control + 4 * (pack::CONTROL_WORDS + packed) as u64, self.behind));
         // Each tap along width is a step of its own: as if the stride were 1, from the first on.
         let panels = WeightPanels {
             operand: self.operand,
@@ -350,10 +379,22 @@ impl<'a> GatherGemm<'a> {
             input.pack(context, 0, at, control, true, steps)?;
         }
         let parts = (self.way == Way::Counted).then(|| self.of_samples.take(context, workspace));
-        steps.push(self.multiply(context, [at, weight, scale, control], &input, parts)?);
+        let statistics = match parts {
+            Some(parts) => {
+                let mut told = self.of_samples.arguments(context, parts)?;
+                told.extend(norm_behind::arguments(context, words, workspace)?);
+                told
+            }
+            None => Vec::new(),
+        };
+        steps.push(self.multiply(context, [at, weight, scale, control], &input, statistics)?);
         // Where the input or the weight holds what the fast path cannot compute with, the definition.
         if !self.knows_early() {
             steps.push(direct::guard(context, self.operand, control)?);
+        }
+        if self.behind > 0 {
+            steps.push(norm_behind::guard(context, control)?);
+            return Ok(());
         }
         match parts {
             Some(parts) => self.of_samples.merge_and_scale(context, parts, control, workspace, steps),
@@ -366,7 +407,7 @@ impl<'a> GatherGemm<'a> {
         context: Context<'_>,
         [at, weight, scale, control]: [u64; 4],
         input: &InputPanels,
-        parts: Option<[u64; 2]>,
+        statistics: Vec<Argument>,
     ) -> Result<Step> {
         let request = context.request;
         let conv = request.geometry.conv();
@@ -399,9 +440,7 @@ impl<'a> GatherGemm<'a> {
         input.along(context, self.along.then_some(turn), &mut arguments)?;
         // Where both operands are packed before, the product sees itself whether it can stand.
         arguments.extend(direct::within(context, self.knows_early().then_some(control))?);
-        if let Some(parts) = parts {
-            self.of_samples.push(context, parts, &mut arguments)?;
-        }
+        arguments.extend(statistics);
         let (variant, shared) = (*self.kernel, self.shared as u32);
         Ok(Step::Launch { variant, grid: grid(self.launched)?, shared, arguments, overlap: true })
     }

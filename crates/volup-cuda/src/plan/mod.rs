@@ -17,6 +17,7 @@ mod implicit_gemm;
 mod interleave;
 mod linear_gemm;
 mod norm;
+mod norm_behind;
 mod pack;
 mod panels;
 mod phases;

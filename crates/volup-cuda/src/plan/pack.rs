@@ -12,7 +12,7 @@ const LOOKED_AT: usize = 1 << 15;
 /// Elements of a block of `half_input` that does all it can at once.
 const HALVED: usize = 4096;
 /// The words that the pack leaves for later kernels.
-const CONTROL_WORDS: usize = 8;
+pub(super) const CONTROL_WORDS: usize = 8;
 
 /// Which kernels: by how operands are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -23,6 +23,7 @@ mod interleave;
 mod machine;
 mod manifest;
 mod norm;
+mod norm_behind;
 mod operand;
 mod plane_gradient;
 mod plane_gradient_plans;

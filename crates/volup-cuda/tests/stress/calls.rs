@@ -21,8 +21,9 @@ const ALIGNMENT: usize = 256;
 
 /// What is computed, and why. Small enough that plans on several streams share the device, large enough for
 /// every family.
-const ROWS: [(&str, &str); 18] = [
+const ROWS: [(&str, &str); 19] = [
     ("n 2, 4x8x16, 32>48, k 3, p 1, bias, relu, gn 8, silu", "the dense block"),
+    ("n 6, 6x16x16, 64>64, k 3, p 1, relu, gn 8", "normalized beside the product"),
     ("n 2, 4x8x16, 32>32, k 3, s 2, p 1, op 1, bias", "eight phases"),
     ("n 2, 4x8x12, 32>32, k 3, s 2, p 1, op 1, bias, relu, gn 32, channels_last_3d", "the same in NDHWC"),
     ("n 2, 6x8x16, 64>32, k 2, s 2, bias", "the kernel is the stride"),
@@ -52,7 +53,7 @@ const KINDS: [(DType, Precision); 5] = [
 ];
 
 /// What only plans of larger outputs launch unless they are asked to, of the forward pass and of the backward pass.
-const OF_LARGER: [&str; 2] = ["group_merge", "half_scale"];
+const OF_LARGER: [&str; 3] = ["direct_norm", "group_merge", "half_scale"];
 const OF_LARGER_BACKWARD: &str = "half_input";
 
 /// Tensors in one piece of memory, with some of it between them.

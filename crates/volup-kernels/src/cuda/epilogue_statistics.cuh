@@ -9,12 +9,13 @@
 
 #include "halo_epilogue.cuh"
 
-/// Where they go: `parts` (mean, squared deviations) of [sample][chunk][phase][channel], `counts` of [sample][chunk][phase]. A
-/// sample's chunks are the warpgroups of the tiles that hold any of its `rows`.
+/// Where they go: `parts` (mean, squared deviations) of [sample][chunk][phase][column], `counts` of [sample][chunk][phase]. A
+/// sample's chunks are the warpgroups of the tiles that hold any of its `rows`; a column is `joined` channels of one group, a power of
+/// two up to 32, of which the first is a multiple of it.
 struct Statistics {
     float2 *parts;
     float *counts;
-    int chunks, phases, channels, rows;
+    int chunks, phases, columns, joined, rows;
 
     /// The partial of a warpgroup of a tile of some phase, as [sample][chunk][phase].
     __device__ __forceinline__ long long at(int sample, int tile, int warpgroup, int phase) const {
@@ -215,9 +216,15 @@ __device__ __forceinline__ void count_outputs(float (&sum)[LINES][MI][REGISTERS]
         if (thread < channels) over_warps([&](float count, float2 of) { all.add({count, of.x, of.y}); });
         asm volatile("bar.sync %0, 128;" ::"r"(warpgroup + 1) : "memory");
     }
-    if (thread < channels) {
-        to.parts[at * to.channels + channel0 + thread] = make_float2(all.mean, all.m2);
-        // Of all channels the same.
-        if (channel0 + thread == 0) to.counts[at] = all.count;
+#pragma unroll 1
+    for (int lanes = 1; lanes < to.joined; lanes *= 2) {
+        const auto other = [&](float of) { return __shfl_xor_sync(0xffffffffu, of, lanes); };
+        all.add({other(all.count), other(all.mean), other(all.m2)});
+    }
+    if (thread < channels && thread % to.joined == 0) {
+        const int column = (channel0 + thread) / to.joined;
+        to.parts[at * to.columns + column] = make_float2(all.mean, all.m2);
+        // Of all columns the same.
+        if (column == 0) to.counts[at] = all.count;
     }
 }

@@ -69,6 +69,8 @@
 #include "register_operand.cuh"
 #ifdef COUNTS
 #include "epilogue_statistics.cuh"
+#include "norm_behind.cuh"
+#include "warp_meet.cuh"
 #endif
 
 /// Panels of a chunk, and steps of 32 bytes of K.
@@ -208,6 +210,54 @@ __device__ __forceinline__ int tile_of(int round, int by_work) {
     return round * grid_blocks() + (by_work && round & 1 ? grid_blocks() - 1 - blockIdx.x : blockIdx.x);
 }
 
+#ifdef COUNTS
+/// Who tells all blocks of tiles that are written where a group norm follows, with tiles in the order of rows: the first warp that packs,
+/// beside that.
+struct Teller {
+    const NormBehind &norm;
+    const Divisors &by;
+    /// Of each warpgroup tiles that are written, counted by warps; of each tiles that have been told of.
+    int *finished;
+    int tiles, rows;
+
+    __device__ __forceinline__ static bool is_it() { return threadIdx.x / 32 == CONSUMERS / 32 + 1; }
+    __device__ __forceinline__ int sample_of(int row) const { return by.depth.divide(by.height.divide(by.width.divide(row))); }
+    __device__ __forceinline__ bool are_all(int of_block) const { return of_block * grid_blocks() + (int)blockIdx.x >= tiles; }
+    __device__ __forceinline__ int written(int warpgroup) const {
+        int warps;
+        asm volatile("ld.acquire.cta.shared::cta.u32 %0, [%1];" : "=r"(warps) : "r"(shared(finished + warpgroup)) : "memory");
+        return warps / 4;
+    }
+    __device__ __forceinline__ bool all_written() const {
+        bool all = true;
+        for (int warpgroup = 0; warpgroup < WGS; warpgroup++) all &= are_all(written(warpgroup));
+        return all;
+    }
+
+    /// Tells of tiles that are written since, if it is this warp that does.
+    __device__ __forceinline__ void meanwhile() const { told_all(); }
+    __device__ __forceinline__ bool told_all() const {
+        if (!is_it()) return true;
+        bool all = true;
+#pragma unroll 1
+        for (int warpgroup = 0; warpgroup < WGS; warpgroup++) {
+            int told = finished[WGS + warpgroup];
+            const int now = written(warpgroup);
+#pragma unroll 1
+            for (; told < now; told++) {
+                const int row0 = by.phases.divide(by.all.divide(told * grid_blocks() + blockIdx.x)) * BM;
+                if (threadIdx.x % 32 == 0) norm.written(sample_of(row0), sample_of(min(row0 + BM, rows) - 1));
+            }
+            __syncwarp();
+            if (threadIdx.x % 32 == 0) finished[WGS + warpgroup] = now;
+            __syncwarp();
+            all &= are_all(now);
+        }
+        return all;
+    }
+};
+#endif
+
 extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
     const char *a, const char *b,
 #if SCALED
@@ -222,7 +272,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
     int panels, int x_n, int x_c, int x_d, int x_h, int x_w, int units, int before, int shift, int pieces, int ahead,
     DEFINITION_PARAMETERS
 #ifdef COUNTS
-    , float *parts, float *counts, int part_chunks, int part_phases, int out_channels, int relus
+    , float *parts, float *counts, int part_chunks, int part_phases, int out_channels, int joined, int relus,
+    unsigned *norm_words, int norm_warps, float *merged, const Element *gamma, const Element *beta, int norm_groups, int y_voxels,
+    int norm_activation, double norm_slope, double eps
 #endif
 ) {
     let_next_start();
@@ -242,6 +294,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
     const unsigned ring_a = shared(memory) + FIXED + WGS * (16 * BN + 16 * STAGING), ring_b = ring_a + a_stages * stage_bytes;
     const int phase_count = d_stride * (h_stride / RH) * (w_stride / RW), all = slices * blocks, row_tiles = (rows + BM - 1) / BM;
     const int tiles = row_tiles * phase_count * all;
+#ifdef COUNTS
+    int *const finished = (int *)(by + 1);
+    const NormBehind norm = {y, (float2 *)parts, counts, norm_words, (float2 *)merged, gamma, beta, x_count, out_channels,
+                             norm_groups, y_voxels, part_chunks, part_phases, out_channels / joined, pd * ph * pw, blocks, norm_activation, norm_slope, eps};
+#endif
     const PackAhead packed = {x, (uint4 *)a, control, a_rows, 0, x_count, x_depth, x_height, x_width, 1, panels, x_n, x_c, x_d, x_h, x_w, before, shift, pieces, ahead};
 
     if (threadIdx.x == 0) {
@@ -266,6 +323,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
         for (int i = 0; i < DIVISORS; i++) number = at == i ? numbers[i] : number;
         ((Divisor *)by)[at] = Divisor(number);
     }
+#ifdef COUNTS
+    if (threadIdx.x < 2 * WGS) finished[threadIdx.x] = 0;
+#endif
     if (threadIdx.x >= 64 && threadIdx.x < 72) zeros[threadIdx.x - 64] = make_uint4(0, 0, 0, 0);
     const int own = threadIdx.x % phase_count;
     const Phase phase(s, own);
@@ -290,7 +350,21 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
         if (threadIdx.x >= CONSUMERS + 32) {
             // The launch before, the weight's pack, has written nothing that this needs.
-            if (ahead > 0) packed.pack({by->x_line, by->x_plane, by->x_sample, by->units}, memory + (ring_b - shared(memory)) + b_stages * UNIT);
+            char *const rings = memory + (ring_b - shared(memory)) + b_stages * UNIT;
+            const PackDivisors divisors = {by->x_line, by->x_plane, by->x_sample, by->units};
+#ifdef COUNTS
+            if (norm_words) {
+                const Teller teller = {norm, *by, finished, tiles, rows};
+                const int of_norm = (int)threadIdx.x / 32 - (THREADS / 32 - norm_warps);
+                if (of_norm >= 0)
+                    norm.work<true>(rings + (3 - norm_warps) * ROUNDS * ROUND + of_norm * NormBehind::RING, [&] { return teller.all_written(); });
+                else
+                    packed.pack(divisors, rings, teller);
+                while (!teller.told_all()) __nanosleep(256);
+                return;
+            }
+#endif
+            if (ahead > 0) packed.pack(divisors, rings);
             return;
         }
         // The producer: one warp.
@@ -410,6 +484,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
         unsigned of_w = W, of_h = H, of_d = D << t.first_ad;
         int ad = t.first_ad, chunk = 0, left = t.units() * chunks;
         int behind = t.from(s, ad) + ad * back_d * in_h * in_w;
+        // The stage before, of which each lane gives back the rows that it has named: when matrix instructions have begun that take them from
+        // registers. An arrival may overtake `ldmatrix` that is under way, and what the next stage brings then is read instead.
+        const auto give_back = [&] { barrier_arrive(empty_a + 8 * ((at_a ? at_a : a_stages) - 1)); };
         /// Its rows; which residues along width (1, 2) and height (4, 8) have a tap there.
         const auto load = [&](unsigned (&x)[STEPS][MI][4]) {
             int there_of = 15;
@@ -417,7 +494,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
             if (RW == 2 && of_w == past_w / 2 && (w_kernel - t.phase.tw) % 2) there_of = 13;
             if (RH == 2 && of_h == H && t.phase.th < 0) there_of &= 11;
             if (RH == 2 && of_h == past_h / 2 && (h_kernel - t.phase.th) % 2) there_of &= 7;
-            if ((of_w | of_h) == (W | H)) barrier_wait(full_a + 8 * at_a, phase_a);
+            if ((of_w | of_h) == (W | H)) {
+                if (ad != t.first_ad || chunk != 0) give_back();
+                barrier_wait(full_a + 8 * at_a, phase_a);
+            }
             const unsigned bits = of_w | of_h | of_d;
 #pragma unroll
             for (int i = 0; i < MI; i++) {
@@ -437,8 +517,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
             behind += back_h * in_w - t.phase.nw * back_w, of_w = W, of_h *= 2;
             if (of_h != past_h) return there_of;
             of_h = H;
-            // Each lane for the rows that it has named.
-            barrier_arrive(empty_a + 8 * at_a);
             if (++at_a == a_stages) at_a = 0, phase_a ^= 1;
             behind -= t.phase.nh * back_h * in_w;
             if (++chunk != chunks) return there_of;
@@ -496,6 +574,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
                 if (--left == 0) break;
             }
             matrix_wait<0>();
+            give_back();
             if (lane == 0) barrier_arrive(empty_b + 8 * held);
         }
 
@@ -608,7 +687,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
             for (int of = 0; of < RH; of++)
 #pragma unroll
                 for (int r = 0; r < RW; r++) own |= (of < lines && ow + r < w_out) << (of * RW + r);
-            const Statistics statistics = {(float2 *)parts, counts, part_chunks, part_phases, out_channels, pd * ph * pw};
+            const Statistics statistics = {(float2 *)parts, counts, part_chunks, part_phases, out_channels / joined, joined, pd * ph * pw};
             const int phase = (t.phase.rd * (RH == 2 ? 1 : h_stride) + t.phase.rh) * (RW == 2 ? 1 : w_stride) + t.phase.rw;
             const int last = Position(s, *by, min(t.row0 + BM, rows) - 1).n;
 #pragma unroll 1
@@ -616,8 +695,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
                 count_outputs(sum, at.n == n ? own : 0, staged, slice * channels + channel0, min(channels - channel0, CHANNELS), statistics,
                               statistics.at(n, t.row0 / BM, warpgroup, phase), warpgroup);
         }
+        meet();
+        if (lane == 0) asm volatile("red.release.cta.shared::cta.add.u32 [%0], 1;" ::"r"(shared(finished + warpgroup)) : "memory");
 #endif
     }
+#ifdef COUNTS
+    if (norm_words) norm.work<false>(nullptr, [] { return true; });
+#endif
 #ifndef COUNTS
     // Then no block has stored anything; each has had a tile.
     if (!stored[warpgroup])

@@ -5,48 +5,35 @@
 // Where the product does not stand and the definition has written y anew, they are taken of that instead.
 //
 // Parameters: `y`, `parts`, `counts`, `control`, `mean`, `rstd` (of each sample and group); i32: `groups`, `group_channels`,
-// `chunks`, `phases`, `rows` (of a sample), `tile_rows` and `warpgroups` (of a tile), `voxels` (of a sample of y), `last` (y is
+// `joined`, `chunks`, `phases`, `rows` (of a sample), `tile_rows` and `warpgroups` (of a tile), `voxels` (of a sample of y), `last` (y is
 // NDHWC), `relus` (they are of the ReLU of y); f64: `eps`.
 // Threads: 1024. Grid: samples*groups along the first axis.
 
 #include "element.cuh"
+#include "moment_sums.cuh"
 
 constexpr int THREADS = 1024, AT_ONCE = 4;
 
-/// A number of values, the sum of what they are off from some number, and of the squares of that.
-struct Sums {
-    double count, off, squared;
-
-    __device__ __forceinline__ void add(const Sums &other) {
-        count += other.count;
-        off += other.off;
-        squared += other.squared;
-    }
-    __device__ __forceinline__ Sums from(int lanes) const {
-        return {__shfl_xor_sync(0xffffffffu, count, lanes), __shfl_xor_sync(0xffffffffu, off, lanes),
-                __shfl_xor_sync(0xffffffffu, squared, lanes)};
-    }
-};
-
 extern "C" __global__ void __launch_bounds__(THREADS) group_merge(const Element *y, const float *parts, const float *counts, const unsigned *control,
-                                                                  float *mean, float *rstd, int groups, int group_channels, int chunks, int phases,
+                                                                  float *mean, float *rstd, int groups, int group_channels, int joined, int chunks, int phases,
                                                                   int rows, int tile_rows, int warpgroups, int voxels, int last, int relus, double eps) {
     const int sample = blockIdx.x / groups, group = blockIdx.x - sample * groups, channels = groups * group_channels;
     // As `direct` is told: operands that are not finite, or values that the split is too coarse for.
     const bool stands = max(control[0], control[1]) <= 0x7f7fffffu && control[2] == 0;
-    Sums all = {0.0, 0.0, 0.0};
+    MomentSums all = {0.0, 0.0, 0.0};
     double near;
     if (stands) {
-        const int tiles = ((sample + 1) * rows - 1) / tile_rows - sample * rows / tile_rows + 1, many = tiles * warpgroups * phases * group_channels;
+        const int tiles = ((sample + 1) * rows - 1) / tile_rows - sample * rows / tile_rows + 1, columns = group_channels / joined,
+                  many = tiles * warpgroups * phases * columns;
         const float *const own_counts = counts + (long long)sample * chunks * phases;
-        const float2 *const own_parts = (const float2 *)parts + (long long)sample * chunks * phases * channels + group * group_channels;
+        const float2 *const own_parts = (const float2 *)parts + ((long long)sample * chunks * phases * groups + group) * columns;
         // One in the middle, which is there unless the sample has few rows.
         int some = tiles * warpgroups / 2 * phases;
-        near = own_parts[(long long)some * channels].x;
+        near = own_parts[(long long)some * groups * columns].x;
         if (own_counts[some] == 0.0f) {
             some = 0;
             while (own_counts[some] == 0.0f) some++;
-            near = own_parts[(long long)some * channels].x;
+            near = own_parts[(long long)some * groups * columns].x;
         }
 #pragma unroll 1
         for (int at = threadIdx.x; at < many; at += THREADS * AT_ONCE) {
@@ -54,16 +41,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) group_merge(const Element 
             float count[AT_ONCE];
 #pragma unroll
             for (int k = 0; k < AT_ONCE; k++) {
-                const int index = at + k * THREADS, chunk = index / group_channels;
+                const int index = at + k * THREADS, chunk = index / columns;
                 const bool there = index < many;
                 count[k] = there ? own_counts[chunk] : 0.0f;
-                part[k] = there ? own_parts[(long long)chunk * channels + index - chunk * group_channels] : make_float2(0.0f, 0.0f);
+                part[k] = there ? own_parts[(long long)chunk * groups * columns + index - chunk * columns] : make_float2(0.0f, 0.0f);
             }
 #pragma unroll
-            for (int k = 0; k < AT_ONCE; k++) {
-                const double off = count[k] > 0.0f ? part[k].x - near : 0.0;
-                all.add({count[k], count[k] * off, part[k].y + count[k] * off * off});
-            }
+            for (int k = 0; k < AT_ONCE; k++) all.add_part(count[k], part[k], near);
         }
     } else {
         const long long many = (long long)voxels * group_channels;
@@ -81,17 +65,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) group_merge(const Element 
         }
     }
     // Over the block's threads, always in the same order.
-    __shared__ Sums of_warp[THREADS / 32];
-#pragma unroll
-    for (int lanes = 16; lanes; lanes /= 2) all.add(all.from(lanes));
+    __shared__ MomentSums of_warp[THREADS / 32];
+    all.over_lanes();
     if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = all;
     __syncthreads();
     if (threadIdx.x == 0) {
 #pragma unroll 1
         for (int warp = 1; warp < THREADS / 32; warp++) all.add(of_warp[warp]);
-        const double off = all.off / all.count, variance = all.squared / all.count - off * off;
-        mean[blockIdx.x] = (float)(near + off);
-        // What is infinite or NaN makes that NaN.
-        rstd[blockIdx.x] = (float)(1.0 / sqrt((variance < 0.0 ? 0.0 : variance) + eps));
+        const float2 merged = all.normalization(near, eps);
+        mean[blockIdx.x] = merged.x, rstd[blockIdx.x] = merged.y;
     }
 }

@@ -40,6 +40,11 @@ struct PackDivisors {
     const Divisor &line, &plane, &sample, &units;
 };
 
+/// What a warp that packs does else, between pieces and while it waits: nothing.
+struct PacksOnly {
+    __device__ __forceinline__ void meanwhile() const {}
+};
+
 struct PackAhead {
     const Element *x;
     uint4 *a;
@@ -80,21 +85,21 @@ struct PackAhead {
     }
 
     /// A warp's share, in the shared memory of all that pack.
-    __device__ __forceinline__ void pack(const PackDivisors &by, char *rings) const {
+    template <typename Else = PacksOnly> __device__ __forceinline__ void pack(const PackDivisors &by, char *rings, const Else &other = {}) const {
         const float scale = SCALED ? power(input_exponent(control)) : 1.0f;
         unsigned most = 0;
         char *const ring = rings + (own_thread() / 32 % 4 - 1) * parts * ROUND;
         const unsigned apart = x_n | x_c | x_d | x_h;
         if (x_w == 1 && (width | apart) % LEAST == 0 && (unsigned long long)x % (LEAST * sizeof(Element)) == 0) {
             if (MAY_HAVE_MORE && parts == MORE_ROUNDS && (panels / block >> 5 - shift) >= MORE_ROUNDS - 1)
-                by_units<MORE_ROUNDS - 1>(by, ring, scale, most);
+                by_units<MORE_ROUNDS - 1>(by, ring, scale, most, other);
             else
-                by_units<ROUNDS - 1>(by, ring, scale, most);
+                by_units<ROUNDS - 1>(by, ring, scale, most, other);
         } else {
             int piece = take();
 #pragma unroll 1
             while (piece < pieces) {
-                await_turn(piece);
+                await_turn(piece, other);
                 // What follows from these would be held in registers from piece to piece.
                 PackAhead anew = *this;
                 asm volatile("" : "+r"(anew.shift), "+r"(anew.panels), "+r"(anew.x_c), "+r"(anew.x_w));
@@ -121,8 +126,12 @@ private:
     __device__ __forceinline__ int take() const { return __shfl_sync(0xffffffffu, ask(), 0); }
 
     /// Waits until a piece is no longer too far ahead.
-    __device__ __forceinline__ void await_turn(int piece) const {
-        while (piece - (int)*(volatile unsigned *)reached() > ahead) __nanosleep(256);
+    template <typename Else> __device__ __forceinline__ void await_turn(int piece, const Else &other) const {
+        other.meanwhile();
+        while (piece - (int)*(volatile unsigned *)reached() > ahead) {
+            __nanosleep(256);
+            other.meanwhile();
+        }
     }
 
     /// Says that a piece is packed.
@@ -202,7 +211,8 @@ private:
 
     /// Pieces whose units are vectors: a round is E channels of 32 of them. Lanes of the same unit share its panels. So many rounds are
     /// under way, those of the next piece, too: a piece is too short to wait for the memory at its start.
-    template <int UNDER_WAY> __device__ __forceinline__ void by_units(const PackDivisors &by, char *ring, float scale, unsigned &most) const {
+    template <int UNDER_WAY, typename Else>
+    __device__ __forceinline__ void by_units(const PackDivisors &by, char *ring, float scale, unsigned &most, const Else &other) const {
         const int lane = own_thread() % 32, rounds = panels / block >> 5 - shift;
         // Where a piece's reads start, negative if nothing is there, and whether all of the unit is.
         struct Start {
@@ -262,7 +272,7 @@ private:
                 asked = ask();
                 next_from = start(next);
             }
-            await_turn(piece);
+            await_turn(piece, other);
             [[maybe_unused]] unsigned of_position[VOXELS] = {};
 #pragma unroll 1
             for (int round = 0; round < rounds; round++) {

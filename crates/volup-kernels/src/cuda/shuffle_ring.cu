@@ -136,12 +136,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) shuffle_ring(
             split(v.x, one);
             split(v.y, other);
         };
+        // The stage before is given back when all of it has been multiplied: an arrival may overtake loads.
+        const auto give_back = [&] {
+            meet();
+            if (lane == 0) barrier_arrive(barriers + 16 * (slot ? slot : stages) - 8);
+        };
 #pragma unroll 1
         for (int chunk = 0; chunk < chunks; chunk++) {
             const unsigned full = barriers + 16 * slot;
             const float *const xs = ring + (slot * KC + line) * X_PITCH + pos0 + apart;
             const float *const ws = weights + ((kept ? chunk : slot) * KC + line) * W_PITCH + row0 + apart;
             barrier_wait(full, parity);
+            if (chunk > 0) give_back();
 #pragma unroll
             for (int k = 0; k < KC; k += STEP) {
                 unsigned a[MT][4][PARTS], b[2 * PAIRS][2][PARTS];
@@ -155,11 +161,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) shuffle_ring(
 #pragma unroll
                     for (int half = 0; half < 2; half++)
                         take(*(const float2 *)(ws + (k + 2 * half) * W_PITCH + 16 * i), a[i][2 * half], a[i][2 * half + 1]);
-                if (k + STEP == KC) {
-                    // All lanes have what they need of the stage.
-                    meet();
-                    if (lane == 0) barrier_arrive(full + 8);
-                }
 #pragma unroll
                 for (int i = 0; i < MT; i++)
 #pragma unroll
@@ -172,6 +173,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) shuffle_ring(
             }
             if (++slot == stages) slot = 0, parity ^= 1;
         }
+        give_back();
 
         const int n = by.pos_blocks.divide(item), first = (item - n * pos_blocks) * POS + pos0 + 2 * t;
         const auto place = [&](int p) {

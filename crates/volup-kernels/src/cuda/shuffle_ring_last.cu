@@ -43,6 +43,8 @@ constexpr int CHANNELS = 2 * MT, TILES = WARP_POS / 8;
 /// Elements from a position's line to the next, as what a warp reads at once lies in different banks; of a stage.
 constexpr int X_PITCH = KC + 8, X_STAGE = POS * X_PITCH;
 /// Steps whose loads may be under way together, as far as there are registers.
+/// Whether a stage is given back with the next one. Of two parts each value that is loaded is looked at before, and no register is left.
+constexpr bool LATE = KIND != 3;
 constexpr int STEPS_AT_ONCE = KIND == 3 ? 1 : KC / STEP;
 /// Threads that copy, and positions that they have 16 bytes each of at once.
 constexpr int COPYING = 32 * COPIERS, AT_ONCE = COPYING / (KC / 4);
@@ -144,6 +146,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) shuffle_ring_last(
             split(v.x, one);
             split(v.y, other);
         };
+        // The stage before is given back when all of it has been multiplied: an arrival may overtake loads.
+        const auto give_back = [&] {
+            meet();
+            if (lane == 0) barrier_arrive(barriers + 16 * (slot ? slot : stages) - 8);
+        };
 #pragma unroll 1
         for (int chunk = 0; chunk < chunks; chunk++) {
             const unsigned full = barriers + 16 * slot;
@@ -151,6 +158,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) shuffle_ring_last(
             const float *const xs = ring + slot * X_STAGE + (pos0 + g) * X_PITCH + 2 * t;
             const float *const ws = weights + ((kept ? chunk : slot) * KC + 2 * t) * W_PITCH + row0;
             barrier_wait(full, parity);
+            if (LATE && chunk > 0) give_back();
 #pragma unroll STEPS_AT_ONCE
             for (int k = 0; k < KC; k += STEP) {
                 unsigned a[MT][4][PARTS];
@@ -165,8 +173,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) shuffle_ring_last(
                 for (int j = 0; j < TILES; j++) {
                     unsigned b[2][PARTS];
                     take(*(const float2 *)(xs + 8 * j * X_PITCH + k), b[0], b[1]);
-                    if (k + STEP == KC && j + 1 == TILES) {
-                        // All lanes have what they need of the stage.
+                    if (!LATE && k + STEP == KC && j + 1 == TILES) {
                         meet();
                         if (lane == 0) barrier_arrive(full + 8);
                     }
@@ -181,6 +188,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) shuffle_ring_last(
             }
             if (++slot == stages) slot = 0, parity ^= 1;
         }
+        if (LATE) give_back();
 
         const int n = by.pos_blocks.divide(item), first = (item - n * pos_blocks) * POS + pos0 + 2 * t;
         float *const of_sample = y + n * y_n + fixed;

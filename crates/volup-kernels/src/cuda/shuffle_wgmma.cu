@@ -173,9 +173,6 @@ struct Warpgroup {
                 const int step = k * TILES / 2;
                 matrix_wait<BUFFERS - 1>();
                 load(stage + (step * STEP * PITCH + (TILES == 1 ? k % 2 * 16 : 0)), of);
-                __syncwarp();
-                if (k == LOADS - 1 && threadIdx.x % 32 == 0) barrier_arrive(full + 8);
-                __syncwarp();
                 matrix_fence();
                 const unsigned long long high = descriptor<1>(of_w, panel);
                 const int keep = step > 0 || chunk > 0;
@@ -192,6 +189,10 @@ struct Warpgroup {
                 if (TILES == 2 || k % 2) of_w += 2 * panel;
             }
             if (++slot == s.stages) slot = 0, turn ^= 1;
+            // The stage is given back now that products have begun of all that was loaded of it: an arrival may overtake loads.
+            __syncwarp();
+            if (threadIdx.x % 32 == 0) barrier_arrive(place().barriers + 16 * ((slot ? slot : s.stages) - 1) + 8);
+            __syncwarp();
         }
         matrix_wait<0>();
     }

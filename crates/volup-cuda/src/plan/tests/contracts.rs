@@ -12,6 +12,7 @@ use super::implicit;
 use super::interleave;
 use super::machine::{Call, Machine, Pointer};
 use super::norm;
+use super::norm_behind;
 use super::pointwise;
 use super::shuffle;
 use super::{halo, halo_sweep};
@@ -51,6 +52,7 @@ pub fn run(call: &Call<'_>, machine: &mut Machine) {
     }
     match call.kernel() {
         "direct" | "direct_output" => direct(call, machine),
+        "direct_norm" => norm_behind::direct(call, machine),
         "pack_largest" => pack_largest(call, machine),
         "pack_weight_scale" => pack_weight_scale(call, machine),
         "half_scale" => half_scale(call, machine),
@@ -533,8 +535,10 @@ pub fn activate(call: &Call<'_>, x: f64, names: [&str; 2]) -> f64 {
 /// Whether a guarded launch has work to do: an infinity or NaN, or too many values that are too small.
 pub fn is_needed(call: &Call<'_>, machine: &Machine) -> bool {
     let control = call.pointer(if call.has("control") { "control" } else { "of_control" });
-    let limit = |word| if word < 2 { FINITE } else { call.int("small_limit") as f64 };
-    call.int("guarded") == 0 || (0..4).any(|word| machine.read(control, word) > limit(word))
+    let small = if call.has("small_limit") { call.int("small_limit") as f64 } else { 0.0 };
+    let limit = |word| if word < 2 { FINITE } else { small };
+    let always = call.has("guarded") && call.int("guarded") == 0;
+    always || (0..4).any(|word| machine.read(control, word) > limit(word))
 }
 
 /// Whether a launch whose kernel computes the definition itself where its own output cannot stand has done so.

@@ -24,13 +24,22 @@ pub struct Place {
 
 /// Numbers of partials: twice, and once.
 pub fn extents(call: &Call<'_>, samples: i64) -> Vec<(&'static str, i64)> {
-    let [chunks, phases, channels] = call.ints(["part_chunks", "part_phases", "out_channels"]);
-    vec![("parts", 2 * samples * chunks * phases * channels), ("counts", samples * chunks * phases)]
+    let [chunks, phases] = call.ints(["part_chunks", "part_phases"]);
+    vec![("parts", 2 * samples * chunks * phases * columns(call)), ("counts", samples * chunks * phases)]
+}
+
+/// Columns of a partial: so many channels of one group side by side are one.
+fn columns(call: &Call<'_>) -> i64 {
+    let [channels, joined] = call.ints(["out_channels", "joined"]);
+    assert!([1, 2, 4, 8, 16, 32].contains(&joined) && channels % joined == 0);
+    channels / joined
 }
 
 /// Writes those of what each warpgroup of a tile writes of each sample that the tile has rows of.
 pub fn count(call: &Call<'_>, machine: &mut Machine, place: &Place, outputs: &[Output]) {
-    let [chunks, phases, all] = call.ints(["part_chunks", "part_phases", "out_channels"]);
+    let [chunks, phases, joined] = call.ints(["part_chunks", "part_phases", "joined"]);
+    let all = columns(call);
+    assert!(place.channels.start % joined == 0 && place.channels.end % joined == 0);
     let (of_warpgroup, warpgroups) = (64 * call.size("MI"), call.size("WGS"));
     let of_sample = place.rows_of_sample;
     let samples = place.rows.start / of_sample..(place.rows.end - 1) / of_sample + 1;
@@ -43,14 +52,14 @@ pub fn count(call: &Call<'_>, machine: &mut Machine, place: &Place, outputs: &[O
             output.row / of_sample == sample && (first..first + of_warpgroup).contains(&output.row)
         };
         let own: Vec<&Output> = outputs.iter().filter(own).collect();
-        for channel in place.channels.clone() {
-            let of_channel = own.iter().filter(|output| output.channel == channel);
-            let values: Vec<f64> = of_channel.map(|output| counted(call, output.value)).collect();
+        for column in place.channels.start / joined..place.channels.end / joined {
+            let of_column = own.iter().filter(|output| output.channel / joined == column);
+            let values: Vec<f64> = of_column.map(|output| counted(call, output.value)).collect();
             let Moments { mean, m2, count } = Moments::of(&values);
             for (which, value) in [(0, mean), (1, m2)] {
-                machine.write(call.pointer("parts"), 2 * (at * all + channel) + which, value);
+                machine.write(call.pointer("parts"), 2 * (at * all + column) + which, value);
             }
-            if channel == 0 {
+            if column == 0 {
                 machine.write(call.pointer("counts"), at, count);
             }
         }
@@ -67,7 +76,7 @@ pub fn extents_of_merge(call: &Call<'_>) -> Vec<(&'static str, i64)> {
     let product = |names: &[&str]| names.iter().map(|name| call.int(name)).product::<i64>();
     let samples = call.grid[0] / call.int("groups");
     let counts = samples * product(&["chunks", "phases"]);
-    let parts = 2 * counts * product(&["groups", "group_channels"]);
+    let parts = 2 * counts * product(&["groups", "group_channels"]) / call.int("joined");
     let merged = ["mean", "rstd"].map(|name| (name, call.grid[0]));
     [("parts", parts), ("counts", counts), ("control", 5)].into_iter().chain(merged).collect()
 }
@@ -79,6 +88,8 @@ pub fn merge(call: &Call<'_>, machine: &mut Machine) {
     let [rows, tile_rows, warpgroups, voxels] = call.ints(["rows", "tile_rows", "warpgroups", "voxels"]);
     assert!(call.grid[0] % groups == 0 && call.grid[1..] == [1, 1] && call.variant.threads == 1024);
     let (control, channels) = (call.pointer("control"), groups * group_channels);
+    let columns = group_channels / call.int("joined");
+    assert_eq!(group_channels % call.int("joined"), 0);
     let word = |machine: &Machine, at| machine.read(control, at);
     let stands = word(machine, 0).max(word(machine, 1)) <= FINITE && word(machine, 2) == 0.0;
     for (sample, group) in (0..call.grid[0] / groups).flat_map(|n| (0..groups).map(move |group| (n, group))) {
@@ -89,9 +100,9 @@ pub fn merge(call: &Call<'_>, machine: &mut Machine) {
             assert!(tiles * warpgroups <= chunks);
             for at in (0..tiles * warpgroups * phases).map(|at| sample * chunks * phases + at) {
                 let count = machine.read(call.pointer("counts"), at);
-                for channel in of_group.clone() {
+                for column in group * columns..(group + 1) * columns {
                     let [mean, m2] = [0, 1].map(|which| {
-                        machine.read(call.pointer("parts"), 2 * (at * channels + channel) + which)
+                        machine.read(call.pointer("parts"), 2 * (at * groups * columns + column) + which)
                     });
                     all.add(Moments { mean, m2, count });
                 }

@@ -4,10 +4,14 @@ use super::contracts::{activate, biased, defines};
 use super::epilogue_statistics::{self, Output, Place};
 use super::halo::{Packing, pack_along, packer_bytes, rows_of_tile, scaled_back};
 use super::machine::{Call, Machine};
+use super::norm_behind::{self, Written};
 use std::collections::BTreeSet;
 
 /// Panels of a chunk.
 const PANELS: i64 = 8;
+/// Warps of a block that pack, and bytes of shared memory of one that normalizes instead.
+const PACKERS: i64 = 3;
+const NORM_RING: i64 = 16384;
 /// What a block may have of a multiprocessor's shared memory.
 const SHARED: i64 = 232_448;
 /// The most stages, phases, and taps of one along an axis.
@@ -67,7 +71,9 @@ pub fn extents(call: &Call<'_>) -> Vec<(&'static str, i64)> {
     let mut found = vec![("a", a), ("b", taps * PANELS * columns * e), ("control", control)];
     found.push(("scale_w", product(&["slices", "blocks"]) * columns));
     if call.variant.param("COUNTS").is_some() {
-        found.extend(epilogue_statistics::extents(call, call.int("rows") / rows_of_sample(call)));
+        let samples = call.int("rows") / rows_of_sample(call);
+        found.extend(epilogue_statistics::extents(call, samples));
+        found.extend(norm_behind::extents(call, samples));
     }
     found
 }
@@ -100,7 +106,14 @@ pub fn check(call: &Call<'_>) {
     let [bn, mi, wgs] = ["BN", "MI", "WGS"].map(|name| call.size(name));
     let [a_stages, stage_rows, b_stages] = call.ints(["a_stages", "stage_rows", "b_stages"]);
     let rings = PANELS * 16 * (a_stages * stage_rows + b_stages * bn * call.size("RH"));
-    assert_eq!(call.shared, 4608 + wgs * (16 * bn + 4096 * mi + 1024) + rings + packer_bytes(call));
+    let packers = if norm_behind::is_asked(call) {
+        let warps = call.int("norm_warps");
+        packer_bytes(call) / PACKERS * (PACKERS - warps) + NORM_RING * warps
+    } else {
+        packer_bytes(call)
+    };
+    norm_behind::check(call);
+    assert_eq!(call.shared, 4608 + wgs * (16 * bn + 4096 * mi + 1024) + rings + packers);
     assert!(call.shared <= SHARED && i64::from(call.variant.threads) == 128 * (wgs + 1));
     assert!(a_stages >= 2 && b_stages >= 2 && a_stages + b_stages <= MOST[0] && stage_rows % 8 == 0);
     assert!(call.grid[0] > 0 && call.grid[1..] == [1, 1] && [0, 1].contains(&call.int("by_work")));
@@ -170,7 +183,7 @@ pub fn run(call: &Call<'_>, machine: &mut Machine) {
     let count = phases.len() as i64;
     let row_tiles = (rows + bm - 1) / bm;
     let (tiles, turn) = (row_tiles * count * all, (call.grid[0] / (all * count)).max(1));
-    let mut seen = BTreeSet::new();
+    let (mut seen, mut written) = (BTreeSet::new(), Vec::new());
     for round in 0..(tiles + call.grid[0] - 1) / call.grid[0] {
         for block in 0..call.grid[0] {
             let back = call.int("by_work") == 1 && round % 2 == 1;
@@ -185,10 +198,13 @@ pub fn run(call: &Call<'_>, machine: &mut Machine) {
             } else {
                 ((rest % count + rest / count / turn) % count, rest / count)
             };
-            tile(call, machine, row_tile * bm, index % all, phases[phase as usize]);
+            tile(call, machine, row_tile * bm, index % all, phases[phase as usize], &mut written);
         }
     }
     assert_eq!(seen.len() as i64, tiles);
+    if norm_behind::is_asked(call) {
+        norm_behind::finish(call, machine, &written);
+    }
 }
 
 /// A row's sample and position.
@@ -197,7 +213,14 @@ fn position(call: &Call<'_>, row: i64) -> [i64; 4] {
     [row / pw / ph / pd, row / pw / ph % pd, row / pw % ph, row % pw]
 }
 
-fn tile(call: &Call<'_>, machine: &mut Machine, row0: i64, column_block: i64, residues: [i64; 3]) {
+fn tile(
+    call: &Call<'_>,
+    machine: &mut Machine,
+    row0: i64,
+    column_block: i64,
+    residues: [i64; 3],
+    written: &mut Vec<Written>,
+) {
     let (bm, of_line, of_row) = (rows_of_tile(call), call.size("RH"), call.size("RW"));
     let (bn, channels) = (call.size("BN") * of_line, call.size("BN") / of_row);
     let [rows, voxels, a_rows, stage_rows] = call.ints(["rows", "voxels", "a_rows", "stage_rows"]);
@@ -258,17 +281,16 @@ fn tile(call: &Call<'_>, machine: &mut Machine, row0: i64, column_block: i64, re
     for (at, sum) in (0..).zip(&mut sum) {
         *sum *= scaled_back(call, machine, column_block * channels + at % bn % channels);
     }
-    finish(call, machine, &sum, row0, column_block, residues);
+    finish(call, machine, &sum, (row0, column_block, residues), written);
 }
 
-/// Writes what are outputs of a tile to y, with the bias and through the activation.
+/// Writes what are outputs of a tile to y, with the bias and through the activation, or says what would be.
 fn finish(
     call: &Call<'_>,
     machine: &mut Machine,
     sum: &[f64],
-    row0: i64,
-    column_block: i64,
-    residues: [i64; 3],
+    (row0, column_block, residues): (i64, i64, [i64; 3]),
+    written: &mut Vec<Written>,
 ) {
     let (of_line, of_row) = (call.size("RH"), call.size("RW"));
     let (bn, channels_of_tile) = (call.size("BN") * of_line, call.size("BN") / of_row);
@@ -291,7 +313,11 @@ fn finish(
         let sum = sum + biased(call, machine, call.pointer("bias"), co);
         let to = n * y_n + co * y_c + (0..3).map(|axis| output[axis] * y[axis]).sum::<i64>();
         let value = activate(call, sum, ["activation", "slope"]);
-        machine.write(call.pointer("y"), to, value);
+        if norm_behind::is_asked(call) {
+            written.push(Written { sample: n, channel: co, to, value });
+        } else {
+            machine.write(call.pointer("y"), to, value);
+        }
         outputs.push(Output { row: row0 + at / bn, channel: co, value });
     }
     if call.variant.param("COUNTS").is_some() {

@@ -10,7 +10,7 @@ use volup::testing::{Case, cases};
 use volup::{DType, MemoryFormat, Precision};
 
 /// What the table has not, and why.
-const ROWS: [(&str, &str); 13] = [
+const ROWS: [(&str, &str); 14] = [
     (
         "n 5, 6x6x6, 9>7, k 3, s 2, p 1, op 1, bias, relu",
         "voxels that the first position does not reach, many tiles",
@@ -33,6 +33,10 @@ const ROWS: [(&str, &str); 13] = [
     ("n 4, 3x9x9, 8>6, k 3x3x1, s 1x1x2, bias", "a lattice along width"),
     ("n 9, 2x3x3, 8>6, k 10x1x2, bias", "the most taps along an axis"),
     ("n 3, 5x6x7, 9>36, k 3, s 2, p 1, op 1, bias, relu, gn 6", "a norm, samples that meet in a tile"),
+    (
+        "n 4, 4x4x4, 64>32, k 3, bias, relu, gn 8, leaky_relu(0.1)",
+        "a norm beside the product, which all channels fill",
+    ),
     ("n 2, 6x6x6, 8>34, k 3, s 1x2x2, p 1, leaky_relu(0.1), gn 17", "groups across eights of channels"),
     ("n 2, 7x5x8, 8>33, k 2, s 2, bias, gn 3", "a norm of a kernel that is its stride"),
     ("n 5, 4x6x6, 9>20, k 4, s 2, p 1, g 1, relu, gn 20 plain", "a group a channel"),
@@ -128,13 +132,15 @@ fn a_wrong_argument_shows() {
         ("gather_gemm", "y_n y_c y_d y_h y_w has_bias a_stages stage_rows b_stages"),
     ];
     let of_statistics = [
-        ("gather_gemm", "part_chunks part_phases out_channels"),
-        ("group_merge", "groups group_channels chunks phases rows tile_rows warpgroups"),
+        ("gather_gemm", "part_chunks part_phases out_channels joined"),
+        ("group_merge", "groups group_channels joined chunks phases rows tile_rows warpgroups"),
     ];
+    let of_norm = [("gather_gemm", "norm_groups y_voxels norm_warps out_channels joined")];
     // The second has samples that are a tile each.
     for (line, words, least, wrong) in [
         ("n 2, 3x4x5, 40>70, k 3x4x3, s 2, p 1, op 0x1x0, bias, relu", " 128x128/", 2, &of_product[..]),
-        ("n 3, 4x8x8, 9>36, k 3, s 2, p 1, op 1, bias, relu, gn 6", "with statistics", 3, &of_statistics),
+        ("n 3, 4x8x8, 9>36, k 3, s 2, p 1, op 1, bias, relu, gn 6", "with statistics; ", 3, &of_statistics),
+        ("n 4, 4x4x4, 64>32, k 3, bias, relu, gn 8", "normalize behind", 2, &of_norm),
     ] {
         let case = Case::parse("wrong", line, "all arguments matter").expect("a valid case");
         let example = Example::new(&case, DType::F32, |_, _| {});
@@ -147,4 +153,28 @@ fn a_wrong_argument_shows() {
             assert!(unnoticed.is_empty(), "{unnoticed:?} may be wrong: {plan}");
         }
     }
+}
+
+/// Where the product does not stand, the definition is normalized instead; the product's output is not what remains.
+#[test]
+fn what_is_normalized_behind_may_be_the_definition() {
+    let device = with_multiprocessors(2);
+    let all = kernels(&device, None);
+    let all: Vec<&Variant> = all.iter().collect();
+    let line = "n 4, 4x4x4, 64>32, k 3, bias, relu, gn 8, leaky_relu(0.1)";
+    let case = Case::parse("normalized", line, "a norm beside the product").expect("a valid case");
+    let mut found = 0;
+    for (bad, is_needed) in [(f64::INFINITY, true), (1.0, false)] {
+        let example = Example::new(&case, DType::F32, |x, _| x[7] = bad);
+        let request = example.request(Algorithm::GatherGemm, Precision::Tf32, [FORMATS[0]; 2]);
+        for plan in plans(&request, &device, &all) {
+            if !plan.to_string().contains("normalize behind") {
+                continue;
+            }
+            found += 1;
+            let (deviation, needed) = example.run(&plan, &request);
+            assert!(deviation.is_ok() && needed == is_needed, "{deviation}: {plan}");
+        }
+    }
+    assert!(found >= 4, "{found}");
 }

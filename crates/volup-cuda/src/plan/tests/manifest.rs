@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 const VARIANTS: &str = include_str!("../../../../volup-kernels/variants.toml");
 
 /// The kernels' files by family; those in CUDA C++ by kernel.
-const SOURCES: [(&str, &str); 41] = [
+const SOURCES: [(&str, &str); 42] = [
     ("block_output", include_str!("../../../../volup-kernels/src/cuda/block_output.cu")),
     ("box_gemm", include_str!("../../../../volup-kernels/src/cuda/box_gemm.cu")),
     ("box_pack_weight", include_str!("../../../../volup-kernels/src/cuda/box_pack_weight.cu")),
@@ -17,6 +17,7 @@ const SOURCES: [(&str, &str); 41] = [
     ("channel_statistics", include_str!("../../../../volup-kernels/src/cuda/channel_statistics.cu")),
     ("direct", include_str!("../../../../volup-kernels/src/direct.rs")),
     ("direct_input_gradient", include_str!("../../../../volup-kernels/src/cuda/direct_input_gradient.cu")),
+    ("direct_norm", include_str!("../../../../volup-kernels/src/cuda/direct_norm.cu")),
     ("direct_output", include_str!("../../../../volup-kernels/src/cuda/direct_output.cu")),
     ("direct_weight_gradient", include_str!("../../../../volup-kernels/src/cuda/direct_weight_gradient.cu")),
     ("fill_output", include_str!("../../../../volup-kernels/src/cuda/fill_output.cu")),

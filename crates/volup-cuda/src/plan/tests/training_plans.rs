@@ -516,7 +516,7 @@ fn a_wrong_argument_of_what_is_counted_shows() {
     ];
     let of_rows = [
         ("gather_gemm", "rows voxels pd ph pw channels part_chunks part_phases out_channels relus"),
-        ("group_merge", "groups group_channels chunks phases rows tile_rows warpgroups"),
+        ("group_merge", "groups group_channels joined chunks phases rows tile_rows warpgroups"),
     ];
     let relu = Case::parse("wrong", "n 3, 4x8x8, 40>36, k 3, s 2, p 1, op 1, bias, relu, gn 6", "all matter");
     let [leaky, relu] =

@@ -31,6 +31,29 @@ fn of_what_is_written() {
     });
 }
 
+/// Norms beside products: a sample of few tiles and of several, groups of one channel and of more than lanes of a warp have.
+const BEHIND: [&str; 4] = [
+    "n 4, 4x4x4, 64>32, k 3, bias, relu, gn 8, leaky_relu(0.1)",
+    "n 3, 4x6x10, 64>40, k 3, p 1, relu, gn 40 plain",
+    "n 2, 4x5x8, 64>32, k 3, s 2, p 1, op 1, bias, gn 2, relu",
+    "n 5, 3x6x8, 64>64, k 1x3x3, p 0x1x1, relu, gn 1",
+];
+
+/// Where it stands, and where an infinity leaves it to the definition.
+#[test]
+fn of_what_is_normalized_behind() {
+    engines(Some(Algorithm::GatherGemm), |engine| {
+        let engine = saying(engine, "normalize behind");
+        for (seed, line) in BEHIND.into_iter().enumerate() {
+            let case = Case::parse("behind", line, "a norm beside the product").expect("a valid case");
+            for (turn, dtype) in NARROW.into_iter().enumerate() {
+                right(&engine, &case, dtype, Fill::ALL[(seed + turn) % Fill::ALL.len()], seed as u64);
+            }
+        }
+        assert!(engine.said.get() > 7, "{} plans", engine.said.get());
+    });
+}
+
 /// What training saves of the convolution's output, or its ReLU; also where the definition has written it instead.
 #[test]
 fn of_what_training_saves() {

@@ -1,0 +1,94 @@
+//! Planning a group norm of what a product has written already, beside what is left of the product. `norm_behind.cuh` says what the
+//! numbers mean.
+
+use super::epilogue::{NULL, kernel};
+use super::norm;
+use super::{Argument, Buffer, Context, Step, Workspace, activation_code, grid, push};
+use volup::{MemoryFormat, Result};
+
+/// Words before those of samples, and of each.
+const FIRST_WORDS: usize = 4;
+const SAMPLE_WORDS: usize = 4;
+/// Bytes of shared memory of a warp that does it.
+pub(super) const RING: usize = 16384;
+/// Bytes of vectors.
+const VECTOR: usize = 16;
+/// Bytes a second of the output that one such warp of each multiprocessor scales beside the product, and that all warps do when that
+/// ends; elements a second of the input that one packs.
+const BESIDE: f64 = 0.3e12;
+const AFTER: f64 = 1.8e12;
+const PACKED: f64 = 1e11;
+/// The share of the product's time that it takes longer for each such warp; what the last sample takes to be merged, in seconds.
+const SLOWED: f64 = 0.03;
+const LAST: f64 = 12e-6;
+
+/// Whether it may be: of outputs in NCDHW, whole vectors of a channel, and with a comparison after it at most.
+pub(super) fn may(context: Context<'_>) -> bool {
+    let request = context.request;
+    let [samples, channels, ..] = request.geometry.output_shape();
+    let voxels = request.geometry.output_voxels();
+    context.counted.is_none()
+        && request.block.norm().is_some()
+        && request.output_format == MemoryFormat::Contiguous
+        && (voxels * request.dtype.size()).is_multiple_of(VECTOR)
+        && voxels.saturating_mul(channels).saturating_add(samples) <= i32::MAX as usize
+        && activation_code(request.block.post_activation()).0 <= 2
+        && kernel(context, "direct_norm").is_ok()
+}
+
+/// The time that a product that takes so long by itself is expected to take longer with so many such warps, which leave the packing to
+/// so many.
+pub(super) fn seconds(context: Context<'_>, product: f64, warps: usize, packers: usize) -> f64 {
+    let input = context.request.geometry.input_shape().iter().product::<usize>() as f64;
+    let samples = context.request.geometry.batch() as f64;
+    let (bytes, others) = (norm::bytes(context), (samples - 1.0) / samples);
+    let with_packs = product.max(input / (PACKED * packers as f64)) + SLOWED * product * warps as f64;
+    let beside = (BESIDE * warps as f64 * with_packs).min(bytes) * others;
+    with_packs - product + (bytes - beside) / AFTER + LAST
+}
+
+/// Words that are zeros at first.
+pub(super) fn words(context: Context<'_>) -> usize {
+    FIRST_WORDS + SAMPLE_WORDS * context.request.geometry.batch()
+}
+
+/// What the product is told of it, with those words at an address of the workspace and so many warps of a block that do it; without, that
+/// there is none.
+pub(super) fn arguments(
+    context: Context<'_>,
+    words: Option<(u64, usize)>,
+    workspace: &mut Workspace,
+) -> Result<Vec<Argument>> {
+    let request = context.request;
+    let Some((words, warps)) = words else {
+        let zero = Argument::from(0);
+        let slopes = [Argument::F64(0.0); 2];
+        return Ok([NULL, zero, NULL, NULL, NULL, zero, zero, zero].into_iter().chain(slopes).collect());
+    };
+    let norm = request.block.norm().expect("a normalization");
+    let merged = workspace.take(8 * request.geometry.batch() * norm.groups());
+    let mut arguments = vec![Argument::Pointer(Buffer::Workspace, words)];
+    push(&mut arguments, [warps])?;
+    arguments.push(Argument::Pointer(Buffer::Workspace, merged));
+    arguments.extend([Buffer::NormWeight, Buffer::NormBias].map(|buffer| Argument::Pointer(buffer, 0)));
+    push(&mut arguments, [norm.groups(), request.geometry.output_voxels()])?;
+    let (code, slope) = activation_code(request.block.post_activation());
+    arguments.extend([code.into(), Argument::F64(slope), Argument::F64(norm.eps())]);
+    Ok(arguments)
+}
+
+/// The launch that normalizes what the definition has written where the product does not stand.
+pub(super) fn guard(context: Context<'_>, control: u64) -> Result<Step> {
+    let request = context.request;
+    let norm = request.block.norm().expect("a normalization");
+    let [samples, channels, ..] = request.geometry.output_shape();
+    let mut arguments =
+        vec![Argument::Pointer(Buffer::Output, 0), Argument::Pointer(Buffer::Workspace, control)];
+    arguments.extend([Buffer::NormWeight, Buffer::NormBias].map(|buffer| Argument::Pointer(buffer, 0)));
+    let groups = norm.groups();
+    push(&mut arguments, [groups, channels / groups, request.geometry.output_voxels()])?;
+    let (code, slope) = activation_code(request.block.post_activation());
+    arguments.extend([code.into(), Argument::F64(slope), Argument::F64(norm.eps())]);
+    let variant = kernel(context, "direct_norm")?;
+    Ok(Step::Launch { variant, grid: grid(samples * groups)?, shared: 0, arguments, overlap: true })
+}

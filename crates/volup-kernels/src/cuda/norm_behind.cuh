@@ -1,0 +1,293 @@
+// A group norm of what is written already, beside the products that are left: by one of the warps that else pack ahead, and by
+// the warps of a block whose products are done.
+//
+// Of each sample, when all of its outputs are there and the partial statistics of them (`epilogue_statistics.cuh`), each group's are
+// merged, in double precision and a fixed order. When all groups are, outputs are scaled where they lie, soon enough that much of them
+// is still in the second-level cache. Groups and pieces of outputs are claimed one by one, and only of what is there: no warp ever
+// waits for what another block has yet to do, whichever blocks run. A block that finds nothing to claim when it has done its own waits
+// for a while, and then leaves what may come to those that run longer.
+
+#pragma once
+
+#include "activation.cuh"
+#include "copy_async.cuh"
+#include "epilogue_statistics.cuh"
+#include "moment_sums.cuh"
+
+/// What else there is to know of a group norm, and of y in NCDHW.
+struct NormBehind {
+    Element *y;
+    const float2 *parts;
+    const float *counts;
+    /// Zeros at first: the first sample of which pieces are left to claim, that of which groups are, two more; of each sample tiles of
+    /// warpgroups that are written, groups that are claimed and that are merged, pieces that are claimed. Null if there is no norm.
+    unsigned *words;
+    /// Of each sample and group mean and 1/sigma.
+    float2 *merged;
+    const Element *gamma, *beta;
+    /// `voxels` of a channel; `chunks`, `phases`, `columns` and `rows` as in `Statistics`; column blocks of a row.
+    int samples, channels, groups, voxels, chunks, phases, columns, rows, blocks, activation;
+    double slope, eps;
+
+    enum Found { NOTHING, SOME, ALL };
+    /// Where a warp is: of which samples it claims groups and pieces next, and whether the groups of the latter are known to be merged.
+    struct At {
+        int merges, scales;
+        bool merged;
+        /// Whether it is worth to look for groups to merge; a piece that is claimed already, negative if none is.
+        bool may_merge;
+        int piece;
+    };
+
+    /// Elements of a vector, of a piece, and what a piece is scaled in: a warp that packs else has shared memory for some rounds, which
+    /// copies fill; one that multiplied has registers.
+    static constexpr int V = 16 / sizeof(Element), PIECE = 16384 / sizeof(Element);
+    static constexpr int ROUND = 2048, ROUNDS = 8, RING = ROUND * ROUNDS, OF_ROUND = ROUND / 512, HELD = 8;
+    /// Pieces that are claimed at once.
+    template <bool BY_RING> static constexpr int CLAIMED = BY_RING ? 2 : 1;
+    /// Partials that are merged at once, from there.
+    static constexpr int PARTIALS = 640;
+    static_assert(PARTIALS * 12 <= RING);
+    /// How often a block that has nothing to do looks for something.
+    static constexpr int PATIENCE = 1024;
+
+    /// Says, as a lane, that a warpgroup's outputs of a tile are written, of rows of samples from one to another.
+    __device__ __forceinline__ void written(int first, int last) const {
+        asm volatile("fence.acq_rel.gpu;" ::: "memory");
+#pragma unroll 1
+        for (int sample = first; sample <= last; sample++) atomicAdd(of(sample), 1);
+    }
+
+    /// Does what there is to do, by shared memory of this warp or, if there is none, only what registers are enough for: until there can
+    /// be nothing more, or this warp, whose block's products are `over`, has waited for long.
+    template <bool BY_RING, typename Over> __device__ __forceinline__ void work(char *ring, const Over &over) const {
+        At at = {BY_RING ? 0 : samples, (int)seen(words), false, true, -1};
+        int patience = PATIENCE;
+#pragma unroll 1
+        while (patience > 0) {
+            const bool is_over = over();
+            // What follows from these would be held in registers from one thing that is done to the next.
+            NormBehind anew = *this;
+            asm volatile("" : "+r"(anew.voxels), "+r"(anew.channels), "+r"(anew.groups), "+r"(anew.columns), "+r"(anew.rows), "+r"(anew.samples), "+r"(anew.chunks), "+r"(anew.phases),
+                         "+r"(anew.blocks), "+d"(anew.slope), "+d"(anew.eps), "+l"(anew.words));
+            const Found found = anew.step<BY_RING>(at, ring);
+            if (found == ALL && is_over) return;
+            if (found == SOME) {
+                patience = PATIENCE;
+            } else {
+                patience -= is_over;
+                at.may_merge = true;
+                __nanosleep(500);
+            }
+        }
+    }
+
+private:
+    /// Claims something and does it, if there is anything.
+    template <bool BY_RING> __device__ __forceinline__ Found step(At &at, char *ring) const {
+        if (BY_RING && at.may_merge && at.merges < samples) {
+            unsigned *const own = of(at.merges);
+            if (seen(own) == needed(at.merges)) {
+                const int group = claim(own + 1, 1);
+                if (group < groups)
+                    merge(at.merges, group, ring);
+                else
+                    at.merges = passed(words + 1, at.merges);
+                return SOME;
+            }
+        }
+        if (at.scales == samples) return ALL;
+        unsigned *const own = of(at.scales);
+        at.merged = at.merged || seen(own + 2) == (unsigned)groups;
+        if (!at.merged) return NOTHING;
+        constexpr int CLAIMS = CLAIMED<BY_RING>;
+        if (at.piece < 0) at.piece = claim(own + 3, CLAIMS);
+        const int of_channel = (voxels + PIECE - 1) / PIECE, past = min(at.piece + CLAIMS, channels * of_channel);
+        if (at.piece >= past) {
+            at.scales = passed(words, at.scales);
+            at.merged = false;
+            at.piece = -1;
+            return SOME;
+        }
+        // What comes next is asked for before, and heard after.
+        int next = 0, tiles_written = 0;
+        if (BY_RING && threadIdx.x % 32 == 0) {
+            next = (int)atomicAdd(own + 3, CLAIMS);
+            tiles_written = at.merges < samples ? *(const volatile unsigned *)of(at.merges) : 0;
+        }
+        for (int piece = at.piece; piece < past;) {
+            const int channel = piece / of_channel, first = piece - channel * of_channel, count = min(past - piece, of_channel - first);
+            scale<BY_RING>(at.scales, channel, first, count, of_channel, ring);
+            piece += count;
+        }
+        at.piece = BY_RING ? __shfl_sync(0xffffffffu, next, 0) : -1;
+        at.may_merge = at.merges < samples && __shfl_sync(0xffffffffu, tiles_written, 0) == (int)needed(at.merges);
+        return SOME;
+    }
+
+    /// The first sample that is not known to be all claimed, after one that is.
+    __device__ __forceinline__ static int passed(unsigned *first, int sample) {
+        int other = 0;
+        if (threadIdx.x % 32 == 0) other = atomicMax((int *)first, sample + 1);
+        return max(__shfl_sync(0xffffffffu, other, 0), sample + 1);
+    }
+
+    __device__ __forceinline__ unsigned *of(int sample) const { return words + 4 + 4 * sample; }
+    /// Tiles with rows of a sample.
+    __device__ __forceinline__ int tiles(int sample) const {
+        return ((sample + 1) * rows - 1) / BM - sample * rows / BM + 1;
+    }
+
+    /// Tiles of warpgroups that write outputs of a sample.
+    __device__ __forceinline__ unsigned needed(int sample) const { return tiles(sample) * WGS * phases * blocks; }
+
+    /// A word, which all lanes are told; what whoever wrote it had done before can be read.
+    __device__ __forceinline__ static unsigned seen(const unsigned *word) {
+        unsigned value = 0;
+        if (threadIdx.x % 32 == 0) asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
+        value = __shfl_sync(0xffffffffu, value, 0);
+        __syncwarp();
+        return value;
+    }
+    __device__ __forceinline__ static int claim(unsigned *word, int many) {
+        int value = 0;
+        if (threadIdx.x % 32 == 0) value = (int)atomicAdd(word, many);
+        return __shfl_sync(0xffffffffu, value, 0);
+    }
+
+    /// Merges the partial statistics of a group.
+    __device__ __forceinline__ void merge(int sample, int group, char *ring) const {
+        // A column of a partial after the other.
+        const int of_group = columns / groups, many = tiles(sample) * WGS * phases, lane = threadIdx.x % 32;
+        const long long first = (long long)sample * chunks * phases;
+        const float2 *const copied = (const float2 *)ring;
+        const float *const copied_counts = (const float *)(copied + PARTIALS);
+        MomentSums all = {0.0, 0.0, 0.0};
+        double near = 0.0;
+        bool knows_near = false;
+#pragma unroll 1
+        for (int column = 0; column < of_group; column++)
+#pragma unroll 1
+            for (int start = 0; start < many; start += PARTIALS) {
+                const int count = min(many - start, PARTIALS);
+                // A lane copies what it reads, from addresses that are added to.
+                const long long at0 = first + start + lane;
+                const float2 *from = parts + at0 * columns + group * of_group + column;
+                const float *from_counts = counts + at0;
+                const long long apart = 32ll * columns;
+#pragma unroll 1
+                for (int at = lane; at < count; at += 32, from += apart, from_counts += 32) {
+                    copy_async<8>(shared(copied + at), from, true);
+                    copy_async<4>(shared(copied_counts + at), from_counts, true);
+                }
+                await_all_copies();
+#pragma unroll 1
+                for (int at = lane; at < (count + 31) / 32 * 32; at += 32) {
+                    const float of = at < count ? copied_counts[at] : 0.0f;
+                    const float2 part = at < count ? copied[at] : make_float2(0.0f, 0.0f);
+                    if (!knows_near) {
+                        // The mean of any that has values.
+                        const unsigned there = __ballot_sync(0xffffffffu, of > 0.0f);
+                        knows_near = there != 0;
+                        near = __shfl_sync(0xffffffffu, part.x, __ffs(there) - 1 & 31);
+                    }
+                    all.add_part(of, part, near);
+                }
+            }
+        all.over_lanes();
+        if (lane == 0) {
+            merged[sample * groups + group] = all.normalization(near, eps);
+            asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(of(sample) + 2) : "memory");
+        }
+    }
+
+    __device__ __forceinline__ static uint4 vector_of(const float (&x)[V]) {
+        uint4 words;
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+#if KIND == 0
+            (&words.x)[i] = narrow_both(x[2 * i], x[2 * i + 1], Element{});
+#else
+            (&words.x)[i] = __float_as_uint(x[i]);
+#endif
+        return words;
+    }
+
+    /// How a channel's outputs are scaled.
+    struct Scaling {
+        float mean, factor, addend, slope;
+        int activation;
+
+        __device__ __forceinline__ uint4 operator()(const uint4 &v) const {
+            float x[V];
+#pragma unroll
+            for (int e = 0; e < V; e++) x[e] = (widen(((const Element *)&v)[e]) - mean) * factor + addend;
+            if (activation == 1) {
+#pragma unroll
+                for (int e = 0; e < V; e++) x[e] = straighten(x[e], 1, 0.0f);
+            } else if (activation == 2) {
+#pragma unroll
+                for (int e = 0; e < V; e++) x[e] = straighten(x[e], 2, slope);
+            }
+            return vector_of(x);
+        }
+    };
+
+    /// Scales so many of a channel's pieces.
+    template <bool BY_RING> __device__ __forceinline__ void scale(int sample, int channel, int piece, int many, int pieces, char *ring) const {
+        const float2 norm = __ldcg(merged + sample * groups + channel / (channels / groups));
+        Scaling scaling = {norm.x, norm.y * (gamma ? widen(gamma[channel]) : 1.0f), beta ? widen(beta[channel]) : 0.0f, (float)slope, activation};
+        asm volatile("" : "+f"(scaling.slope));
+        // In vectors, of which a lane has each 32nd.
+        const int vectors = voxels / V, of_piece = (vectors + pieces - 1) / pieces, lane = kept(threadIdx.x % 32);
+        const int count = min(vectors - piece * of_piece, many * of_piece) - lane;
+        uint4 *const own = (uint4 *)(y + ((long long)sample * channels + channel) * voxels) + piece * of_piece + lane;
+        if constexpr (BY_RING) {
+            constexpr int OF_ALL = OF_ROUND * 32;
+            const unsigned slots = shared(ring) + lane * 16;
+            // One address for a round's copies, and one for its stores: each would wait until the one before it has read its own.
+            const uint4 *from = own;
+            uint4 *to = own;
+            int to_load = count, then = 0, now = 0;
+            const auto load = [&] {
+                asm volatile("" : "+l"(from));
+#pragma unroll
+                for (int k = 0; k < OF_ROUND; k++)
+                    if (k * 32 < to_load) copy_async<16>(slots + then + k * 512, from + k * 32, true);
+                end_copies();
+                from += OF_ALL, to_load -= OF_ALL;
+                then = then + ROUND == RING ? 0 : then + ROUND;
+            };
+#pragma unroll 1
+            for (int round = 0; round < ROUNDS - 1; round++) load();
+#pragma unroll 1
+            for (int left = count; left > 0; left -= OF_ALL) {
+                load();
+                await_copies<ROUNDS - 1>();
+                // What is read past the end is not written.
+                uint4 v[OF_ROUND];
+#pragma unroll
+                for (int k = 0; k < OF_ROUND; k++) v[k] = *(const uint4 *)(ring + now + lane * 16 + k * 512);
+                asm volatile("" : "+l"(to));
+#pragma unroll
+                for (int k = 0; k < OF_ROUND; k++) v[k] = scaling(v[k]);
+#pragma unroll
+                for (int k = 0; k < OF_ROUND; k++)
+                    if (k * 32 < left) to[k * 32] = v[k];
+                to += OF_ALL;
+                now = now + ROUND == RING ? 0 : now + ROUND;
+            }
+        } else {
+#pragma unroll 1
+            for (int at = 0; at < count; at += HELD * 32) {
+                uint4 v[HELD];
+#pragma unroll
+                for (int k = 0; k < HELD; k++)
+                    if (at + k * 32 < count) v[k] = __ldcg(own + at + k * 32);
+#pragma unroll
+                for (int k = 0; k < HELD; k++)
+                    if (at + k * 32 < count) own[at + k * 32] = scaling(v[k]);
+            }
+        }
+    }
+};
