@@ -11,6 +11,8 @@ struct Allocation {
     written: Vec<bool>,
     /// Of each byte the launch and the block that wrote it last, plus one.
     writers: Vec<u32>,
+    /// Whether blocks of a launch may write what another has written.
+    handed_over: bool,
 }
 
 /// The memory of a GPU.
@@ -39,9 +41,20 @@ impl Memory {
             bytes: vec![0xff; bytes],
             written: vec![false; bytes],
             writers: vec![0; bytes],
+            handed_over: false,
         };
         self.allocations.push(allocation);
         (self.allocations.len() as u64) << WINDOW
+    }
+
+    /// Lets blocks of a launch write what another has written, of the allocation that an address is in: or forbids it again.
+    ///
+    /// # Errors
+    /// [`Fault`] if it is in none.
+    pub fn hand_over(&mut self, address: u64, allowed: bool) -> Result<()> {
+        let (index, _) = self.place(address, 1, 1)?;
+        self.allocations[index].handed_over = allowed;
+        Ok(())
     }
 
     /// Writes bytes from outside of any kernel.
@@ -104,14 +117,15 @@ impl Memory {
         Ok(u64::from_le_bytes(word))
     }
 
-    /// Writes bytes for a block; no two blocks of a launch may write the same one.
+    /// Writes bytes for a block; no two blocks of a launch may write the same one, unless it is handed over.
     pub(crate) fn write(&mut self, address: u64, bytes: &[u8], align: usize, block: u32) -> Result<()> {
         let (index, at) = self.place(address, bytes.len(), align)?;
         let (launch, allocation) = (self.launch, &mut self.allocations[index]);
         let stamp = launch << 16 | (block & 0xffff);
         let range = at..at + bytes.len();
         let others = |writer: u32| writer >> 16 == launch && writer != stamp;
-        if let Some(byte) = allocation.writers[range.clone()].iter().position(|&writer| others(writer)) {
+        let mut writers = allocation.writers[range.clone()].iter();
+        if let Some(byte) = writers.position(|&writer| others(writer) && !allocation.handed_over) {
             return Err(Fault::new(format!(
                 "byte {} of {} is written by two blocks",
                 at + byte,

@@ -224,8 +224,8 @@ struct Teller {
     __device__ __forceinline__ int sample_of(int row) const { return by.depth.divide(by.height.divide(by.width.divide(row))); }
     __device__ __forceinline__ bool are_all(int of_block) const { return of_block * grid_blocks() + (int)blockIdx.x >= tiles; }
     __device__ __forceinline__ int written(int warpgroup) const {
-        int warps;
-        asm volatile("ld.acquire.cta.shared::cta.u32 %0, [%1];" : "=r"(warps) : "r"(shared(finished + warpgroup)) : "memory");
+        const int warps = *(const volatile int *)(finished + warpgroup);
+        __threadfence_block();
         return warps / 4;
     }
     __device__ __forceinline__ bool all_written() const {
@@ -696,7 +696,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
                               statistics.at(n, t.row0 / BM, warpgroup, phase), warpgroup);
         }
         meet();
-        if (lane == 0) asm volatile("red.release.cta.shared::cta.add.u32 [%0], 1;" ::"r"(shared(finished + warpgroup)) : "memory");
+        if (lane == 0) {
+            __threadfence_block();
+            atomicAdd(finished + warpgroup, 1);
+        }
 #endif
     }
 #ifdef COUNTS

@@ -189,7 +189,7 @@ private:
                         // The mean of any that has values.
                         const unsigned there = __ballot_sync(0xffffffffu, of > 0.0f);
                         knows_near = there != 0;
-                        near = __shfl_sync(0xffffffffu, part.x, __ffs(there) - 1 & 31);
+                        near = __shfl_sync(0xffffffffu, part.x, 31 - __clz(there & -there) & 31);
                     }
                     all.add_part(of, part, near);
                 }
@@ -197,7 +197,8 @@ private:
         all.over_lanes();
         if (lane == 0) {
             merged[sample * groups + group] = all.normalization(near, eps);
-            asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(of(sample) + 2) : "memory");
+            asm volatile("fence.acq_rel.gpu;" ::: "memory");
+            atomicAdd(of(sample) + 2, 1);
         }
     }
 

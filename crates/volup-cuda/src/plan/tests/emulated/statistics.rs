@@ -39,7 +39,6 @@ const BEHIND: [&str; 4] = [
     "n 5, 3x6x8, 64>64, k 1x3x3, p 0x1x1, relu, gn 1",
 ];
 
-/// Where it stands, and where an infinity leaves it to the definition.
 #[test]
 fn of_what_is_normalized_behind() {
     engines(Some(Algorithm::GatherGemm), |engine| {
