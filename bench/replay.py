@@ -297,7 +297,7 @@ def main() -> int:
     parser.add_argument("plans", type=Path, help="what the example `plans` printed")
     parser.add_argument("folders", type=Path, nargs="+", help="of cubins")
     parser.add_argument("--rounds", type=int, default=15, help="0: no times")
-    parser.add_argument("--repeat", type=int, default=0, help="runs that are compared with the first")
+    parser.add_argument("--repeat", type=int, default=0, help="runs to compare with the first one")
     parser.add_argument(
         "--steps", action="store_true", help="also each launch, with what an event costs"
     )

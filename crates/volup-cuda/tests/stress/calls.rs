@@ -23,7 +23,7 @@ const ALIGNMENT: usize = 256;
 /// every family.
 const ROWS: [(&str, &str); 19] = [
     ("n 2, 4x8x16, 32>48, k 3, p 1, bias, relu, gn 8, silu", "the dense block"),
-    ("n 6, 6x16x16, 64>64, k 3, p 1, relu, gn 8", "normalized beside the product"),
+    ("n 6, 4x6x8, 64>32, k 3, p 1, relu, gn 8", "normalized beside the product"),
     ("n 2, 4x8x16, 32>32, k 3, s 2, p 1, op 1, bias", "eight phases"),
     ("n 2, 4x8x12, 32>32, k 3, s 2, p 1, op 1, bias, relu, gn 32, channels_last_3d", "the same in NDHWC"),
     ("n 2, 6x8x16, 64>32, k 2, s 2, bias", "the kernel is the stride"),
