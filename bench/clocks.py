@@ -12,7 +12,7 @@ Compute = Callable[[Tensor], Tensor]
 # before a sample starts, and for half as long again.
 LAUNCH_MS = (0.1, 4.0)
 MARGIN = 1.5
-# So often a sample is taken anew where the host was slower than that: the GPU may have waited for it.
+# So often a sample is taken anew where the host was slower: the GPU may have waited for it.
 MOST_TRIES = 5
 # A sample of short calls spans this.
 SAMPLE_MS = 0.5
