@@ -52,7 +52,11 @@
 // 8. What `pack_ahead.cuh` asks for; then what `definition.cuh` does, as `halo_gemm` has it, but with COUNTS, which leaves it to
 //    another launch.
 // 9. With COUNTS, for statistics of y as `epilogue_statistics.cuh` has them: `parts`, `counts`, and chunks of a sample, phases
-//    and channels there; `relus` (they are of the ReLU of y).
+//    and channels there; `joined` (channels whose statistics are one); `relus` (they are of the ReLU of y).
+// 10. With COUNTS, for the group norm of y in NCDHW beside the product, as `norm_behind.cuh` has it, where the input is packed along and
+//    tiles are in the order of rows: `norm_words` (null: there is none), `norm_warps` (of the three that pack, those that do it
+//    instead, 1 or 2; each has 16 KB of shared memory after the others' own), `merged`, `gamma`, `beta`, `norm_groups`, `y_voxels` (of a
+//    channel), the activation, its slope and `eps`.
 
 /// Residues along width that are columns, those of a channel in the epilogue beside each other.
 #if RW == 2

@@ -1,5 +1,5 @@
-// A group norm of what is written already, beside the products that are left: by one of the warps that else pack ahead, and by
-// the warps of a block whose products are done.
+// A group norm of what is written already, beside the products that are left: by one or two of the warps that else pack ahead, and by
+// the warps of a block whose products are done. What a block has written it says when it packs next (`Teller`).
 //
 // Of each sample, when all of its outputs are there and the partial statistics of them (`epilogue_statistics.cuh`), each group's are
 // merged, in double precision and a fixed order. When all groups are, outputs are scaled where they lie, soon enough that much of them
@@ -68,8 +68,9 @@ struct NormBehind {
             const bool is_over = over();
             // What follows from these would be held in registers from one thing that is done to the next.
             NormBehind anew = *this;
-            asm volatile("" : "+r"(anew.voxels), "+r"(anew.channels), "+r"(anew.groups), "+r"(anew.columns), "+r"(anew.rows), "+r"(anew.samples), "+r"(anew.chunks), "+r"(anew.phases),
-                         "+r"(anew.blocks), "+d"(anew.slope), "+d"(anew.eps), "+l"(anew.words));
+            asm volatile("" : "+r"(anew.voxels), "+r"(anew.channels), "+r"(anew.groups), "+r"(anew.columns), "+r"(anew.rows));
+            asm volatile("" : "+r"(anew.samples), "+r"(anew.chunks), "+r"(anew.phases), "+r"(anew.blocks));
+            asm volatile("" : "+d"(anew.slope), "+d"(anew.eps), "+l"(anew.words));
             const Found found = anew.step<BY_RING>(at, ring);
             if (found == ALL && is_over) return;
             if (found == SOME) {
