@@ -68,9 +68,8 @@ struct NormBehind {
             const bool is_over = over();
             // What follows from these would be held in registers from one thing that is done to the next.
             NormBehind anew = *this;
-            asm volatile("" : "+r"(anew.voxels), "+r"(anew.channels), "+r"(anew.groups), "+r"(anew.columns), "+r"(anew.rows));
-            asm volatile("" : "+r"(anew.samples), "+r"(anew.chunks), "+r"(anew.phases), "+r"(anew.blocks));
-            asm volatile("" : "+d"(anew.slope), "+d"(anew.eps), "+l"(anew.words));
+            asm volatile("" : "+r"(anew.voxels), "+r"(anew.channels), "+r"(anew.groups), "+r"(anew.columns), "+r"(anew.rows), "+r"(anew.samples),
+                         "+r"(anew.chunks), "+r"(anew.phases), "+r"(anew.blocks), "+d"(anew.slope), "+d"(anew.eps), "+l"(anew.words));
             const Found found = anew.step<BY_RING>(at, ring);
             if (found == ALL && is_over) return;
             if (found == SOME) {
