@@ -96,6 +96,11 @@ impl Partials {
     }
 }
 
+/// Weight and bias of each channel; nothing is there of a normalization without.
+pub(super) fn affine() -> [Argument; 2] {
+    [Buffer::NormWeight, Buffer::NormBias].map(|buffer| Argument::Pointer(buffer, 0))
+}
+
 /// Room for the mean and 1/sigma of every sample and group.
 pub(super) fn merged(context: Context<'_>, norm: NormSpec, workspace: &mut Workspace) -> [Argument; 2] {
     let count = context.request.geometry.batch() * norm.groups();
@@ -137,7 +142,7 @@ impl Pass {
             Pass::Normalized(statistics, norm) => ([null; 3], statistics, norm.groups()),
         };
         arguments.extend(parts.into_iter().chain(statistics));
-        arguments.extend([Buffer::NormWeight, Buffer::NormBias].map(|buffer| Argument::Pointer(buffer, 0)));
+        arguments.extend(affine());
         push(arguments, [groups, block.conv().out_channels() / groups])?;
         let post = match self {
             Pass::Written | Pass::Statistics(_) => None,
@@ -342,7 +347,7 @@ fn scale_tiles(
     let tile = |kernel, name| -> Result<usize> { Ok(size(tile_kernel(context, kernel)?, name)) };
     let mut arguments = vec![Argument::Pointer(Buffer::Output, 0)];
     arguments.extend(statistics);
-    arguments.extend([Buffer::NormWeight, Buffer::NormBias].map(|buffer| Argument::Pointer(buffer, 0)));
+    arguments.extend(affine());
     arguments.push(i32::from(norm.affine()).into());
     push(&mut arguments, [samples, channels, channels / norm.groups()])?;
     arguments.push(Argument::I64(voxels as i64));
@@ -440,7 +445,7 @@ fn scale_vectors(
     };
     let mut arguments = vec![Argument::Pointer(Buffer::Output, 0)];
     arguments.extend(statistics);
-    arguments.extend([Buffer::NormWeight, Buffer::NormBias].map(|buffer| Argument::Pointer(buffer, 0)));
+    arguments.extend(affine());
     arguments.push(Argument::I64(count as i64));
     push(&mut arguments, [voxels, channels, channels / norm.groups(), parts, usize::from(from_end)])?;
     let (code, slope) = activation_code(request.block.post_activation());

@@ -4,7 +4,7 @@
 use super::epilogue::{NULL, kernel};
 use super::norm;
 use super::{Argument, Buffer, Context, Step, Workspace, activation_code, grid, push};
-use volup::{MemoryFormat, Result};
+use volup::{MemoryFormat, NormSpec, Result};
 
 /// Words before those of samples, and of each.
 const FIRST_WORDS: usize = 4;
@@ -65,30 +65,34 @@ pub(super) fn arguments(
         let slopes = [Argument::F64(0.0); 2];
         return Ok([NULL, zero, NULL, NULL, NULL, zero, zero, zero].into_iter().chain(slopes).collect());
     };
-    let norm = request.block.norm().expect("a normalization");
-    let merged = workspace.take(8 * request.geometry.batch() * norm.groups());
+    let spec = request.block.norm().expect("a normalization");
+    let merged = workspace.take(8 * request.geometry.batch() * spec.groups());
     let mut arguments = vec![Argument::Pointer(Buffer::Workspace, words)];
     push(&mut arguments, [warps])?;
     arguments.push(Argument::Pointer(Buffer::Workspace, merged));
-    arguments.extend([Buffer::NormWeight, Buffer::NormBias].map(|buffer| Argument::Pointer(buffer, 0)));
-    push(&mut arguments, [norm.groups(), request.geometry.output_voxels()])?;
-    let (code, slope) = activation_code(request.block.post_activation());
-    arguments.extend([code.into(), Argument::F64(slope), Argument::F64(norm.eps())]);
+    arguments.extend(norm::affine());
+    push(&mut arguments, [spec.groups(), request.geometry.output_voxels()])?;
+    arguments.extend(after(context, spec));
     Ok(arguments)
+}
+
+/// The activation, and what is added to variances.
+fn after(context: Context<'_>, spec: NormSpec) -> [Argument; 3] {
+    let (code, slope) = activation_code(context.request.block.post_activation());
+    [code.into(), Argument::F64(slope), Argument::F64(spec.eps())]
 }
 
 /// The launch that normalizes what the definition has written where the product does not stand.
 pub(super) fn guard(context: Context<'_>, control: u64) -> Result<Step> {
     let request = context.request;
-    let norm = request.block.norm().expect("a normalization");
+    let spec = request.block.norm().expect("a normalization");
     let [samples, channels, ..] = request.geometry.output_shape();
     let mut arguments =
         vec![Argument::Pointer(Buffer::Output, 0), Argument::Pointer(Buffer::Workspace, control)];
-    arguments.extend([Buffer::NormWeight, Buffer::NormBias].map(|buffer| Argument::Pointer(buffer, 0)));
-    let groups = norm.groups();
+    arguments.extend(norm::affine());
+    let groups = spec.groups();
     push(&mut arguments, [groups, channels / groups, request.geometry.output_voxels()])?;
-    let (code, slope) = activation_code(request.block.post_activation());
-    arguments.extend([code.into(), Argument::F64(slope), Argument::F64(norm.eps())]);
+    arguments.extend(after(context, spec));
     let variant = kernel(context, "direct_norm")?;
     Ok(Step::Launch { variant, grid: grid(samples * groups)?, shared: 0, arguments, overlap: true })
 }

@@ -10,6 +10,7 @@
 #include "element.cuh"
 #include "launch.cuh"
 #include "moment_sums.cuh"
+#include "product_stands.cuh"
 
 constexpr int THREADS = 512;
 
@@ -17,8 +18,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) direct_norm(Element *y,
                                                                   int groups, int group_channels, int voxels, int activation, double slope, double eps) {
     let_next_start();
     await_previous();
-    // As `direct_output` is told.
-    if (max(control[0], control[1]) <= 0x7f7fffffu && control[2] == 0) return;
+    if (product_stands(control)) return;
     const int sample = blockIdx.x / groups, first = (blockIdx.x - sample * groups) * group_channels;
     const long long many = (long long)voxels * group_channels;
     Element *const own = y + ((long long)sample * groups * group_channels + first) * voxels;
@@ -29,17 +29,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) direct_norm(Element *y,
         const double off = widen(own[at]) - near;
         all.add({1.0, off, off * off});
     }
-    // Over the block's threads, always in the same order.
-    __shared__ MomentSums of_warp[THREADS / 32];
-    all.over_lanes();
-    if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = all;
-    __syncthreads();
     __shared__ float2 merged;
-    if (threadIdx.x == 0) {
-#pragma unroll 1
-        for (int warp = 1; warp < THREADS / 32; warp++) all.add(of_warp[warp]);
-        merged = all.normalization(near, eps);
-    }
+    all.over_block<THREADS>([&] { merged = all.normalization(near, eps); });
     __syncthreads();
     const float2 norm = merged;
 #pragma unroll 1

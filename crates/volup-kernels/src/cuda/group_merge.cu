@@ -11,6 +11,7 @@
 
 #include "element.cuh"
 #include "moment_sums.cuh"
+#include "product_stands.cuh"
 
 constexpr int THREADS = 1024, AT_ONCE = 4;
 
@@ -18,8 +19,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) group_merge(const Element 
                                                                   float *mean, float *rstd, int groups, int group_channels, int joined, int chunks, int phases,
                                                                   int rows, int tile_rows, int warpgroups, int voxels, int last, int relus, double eps) {
     const int sample = blockIdx.x / groups, group = blockIdx.x - sample * groups, channels = groups * group_channels;
-    // As `direct` is told: operands that are not finite, or values that the split is too coarse for.
-    const bool stands = max(control[0], control[1]) <= 0x7f7fffffu && control[2] == 0;
+    const bool stands = product_stands(control);
     MomentSums all = {0.0, 0.0, 0.0};
     double near;
     if (stands) {
@@ -64,15 +64,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) group_merge(const Element 
             all.add({1.0, off, off * off});
         }
     }
-    // Over the block's threads, always in the same order.
-    __shared__ MomentSums of_warp[THREADS / 32];
-    all.over_lanes();
-    if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = all;
-    __syncthreads();
-    if (threadIdx.x == 0) {
-#pragma unroll 1
-        for (int warp = 1; warp < THREADS / 32; warp++) all.add(of_warp[warp]);
+    all.over_block<THREADS>([&] {
         const float2 merged = all.normalization(near, eps);
         mean[blockIdx.x] = merged.x, rstd[blockIdx.x] = merged.y;
-    }
+    });
 }

@@ -13,7 +13,7 @@
 
 #include "activation.cuh"
 #include "divisor.cuh"
-#include "element.cuh"
+#include "stored.cuh"
 
 #ifndef LAST
 #error "LAST: channels last"
@@ -61,18 +61,6 @@ template <Known KNOWN, int COUNT> __device__ __forceinline__ void activate(float
 #pragma unroll
         for (int k = 0; k < COUNT; k++) v[k] = straighten(v[k], code, slope);
     }
-}
-
-/// Stores values as a vector.
-[[maybe_unused]] __device__ __forceinline__ void put(Element *to, const float (&x)[V]) {
-#if KIND == 0
-    uint4 words;
-#pragma unroll
-    for (int e = 0; e < V; e += 2) (&words.x)[e / 2] = narrow_both(x[e], x[e + 1], Element{});
-    *(uint4 *)to = words;
-#else
-    *(float4 *)to = make_float4(x[0], x[1], x[2], x[3]);
-#endif
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, !LAST ? 4 : KIND == 0 ? 2 : 3) group_scale(
@@ -124,7 +112,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, !LAST ? 4 : KIND == 0 ? 2 
 #pragma unroll
             for (int e = 0; e < V; e++) x[e] = (widen(v[k].of[e]) - norm.mean) * norm.factor + norm.addend;
             activate<of.known>(x, activation, (float)slope);
-            put(y + (start + local), x);
+            *(uint4 *)(y + (start + local)) = vector_of(x);
         }
     });
     if (!others) return;

@@ -26,6 +26,19 @@ struct MomentSums {
                  __shfl_xor_sync(0xffffffffu, squared, lanes)});
     }
 
+    /// Over a block's threads, always in the same order: the first one has it, and does what comes then.
+    template <int THREADS, typename Then> __device__ __forceinline__ void over_block(const Then &then) {
+        __shared__ MomentSums of_warp[THREADS / 32];
+        over_lanes();
+        if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = *this;
+        __syncthreads();
+        if (threadIdx.x == 0) {
+#pragma unroll 1
+            for (int warp = 1; warp < THREADS / 32; warp++) add(of_warp[warp]);
+            then();
+        }
+    }
+
     /// The mean, and 1/sigma; what is infinite or NaN makes that NaN.
     __device__ __forceinline__ float2 normalization(double near, double eps) const {
         const double by_count = off / count, variance = squared / count - by_count * by_count;

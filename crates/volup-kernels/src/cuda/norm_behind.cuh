@@ -13,6 +13,7 @@
 #include "copy_async.cuh"
 #include "epilogue_statistics.cuh"
 #include "moment_sums.cuh"
+#include "stored.cuh"
 
 /// What else there is to know of a group norm, and of y in NCDHW.
 struct NormBehind {
@@ -34,8 +35,9 @@ struct NormBehind {
     struct At {
         int merges, scales;
         bool merged;
-        /// Whether it is worth to look for groups to merge; a piece that is claimed already, negative if none is.
+        /// Whether it is worth to look for groups to merge.
         bool may_merge;
+        /// A piece that is claimed already, negative if none is.
         int piece;
     };
 
@@ -200,18 +202,6 @@ private:
             asm volatile("fence.acq_rel.gpu;" ::: "memory");
             atomicAdd(of(sample) + 2, 1);
         }
-    }
-
-    __device__ __forceinline__ static uint4 vector_of(const float (&x)[V]) {
-        uint4 words;
-#pragma unroll
-        for (int i = 0; i < 4; i++)
-#if KIND == 0
-            (&words.x)[i] = narrow_both(x[2 * i], x[2 * i + 1], Element{});
-#else
-            (&words.x)[i] = __float_as_uint(x[i]);
-#endif
-        return words;
     }
 
     /// How a channel's outputs are scaled.

@@ -42,9 +42,9 @@
 constexpr int CHANNELS = 2 * MT, TILES = WARP_POS / 8;
 /// Elements from a position's line to the next, as what a warp reads at once lies in different banks; of a stage.
 constexpr int X_PITCH = KC + 8, X_STAGE = POS * X_PITCH;
-/// Steps whose loads may be under way together, as far as there are registers.
 /// Whether a stage is given back with the next one. Of two parts each value that is loaded is looked at before, and no register is left.
 constexpr bool LATE = KIND != 3;
+/// Steps whose loads may be under way together, as far as there are registers.
 constexpr int STEPS_AT_ONCE = KIND == 3 ? 1 : KC / STEP;
 /// Threads that copy, and positions that they have 16 bytes each of at once.
 constexpr int COPYING = 32 * COPIERS, AT_ONCE = COPYING / (KC / 4);

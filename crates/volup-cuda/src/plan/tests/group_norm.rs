@@ -217,10 +217,7 @@ fn scale_positions(call: &Call<'_>, machine: &mut Machine, layout: &Layout) {
 /// `y = act((y - mean) * (rstd * gamma) + beta)`, in place.
 fn scale(call: &Call<'_>, machine: &mut Machine, layout: &Layout, [sample, channel]: [i64; 2], at: i64) {
     let group = sample * layout.groups + channel / layout.group_channels;
-    let of_channel = |machine: &Machine, name: &str, or: f64| {
-        let pointer = call.pointer(name);
-        if machine.has(pointer.buffer) { machine.read(pointer, channel) } else { or }
-    };
+    let of_channel = |machine: &Machine, name, or| norm::of_channel(call, machine, name, channel, or);
     let deviation = machine.read(layout.y, at) - machine.read(call.pointer("mean"), group);
     let factor = machine.read(call.pointer("rstd"), group) * of_channel(machine, "gamma", 1.0);
     let value = deviation * factor + of_channel(machine, "beta", 0.0);

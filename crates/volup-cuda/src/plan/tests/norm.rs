@@ -72,7 +72,12 @@ impl Moments {
     /// Writes a group's mean and 1/sigma.
     pub fn finish(self, call: &Call<'_>, machine: &mut Machine, at: i64) {
         machine.write(call.pointer("mean"), at, self.mean);
-        machine.write(call.pointer("rstd"), at, 1.0 / (self.m2 / self.count + call.float("eps")).sqrt());
+        machine.write(call.pointer("rstd"), at, self.rstd(call));
+    }
+
+    /// 1/sigma.
+    pub fn rstd(self, call: &Call<'_>) -> f64 {
+        1.0 / (self.m2 / self.count + call.float("eps")).sqrt()
     }
 }
 
@@ -155,6 +160,12 @@ fn apply(call: &Call<'_>, machine: &mut Machine) {
     }
 }
 
+/// A number of a channel, or another where nothing is at its address.
+pub fn of_channel(call: &Call<'_>, machine: &Machine, name: &str, channel: i64, or: f64) -> f64 {
+    let pointer = call.pointer(name);
+    if machine.has(pointer.buffer) { machine.read(pointer, channel) } else { or }
+}
+
 /// How outputs of a channel of a sample become normalized, and go through the activation behind.
 pub fn normalized(
     call: &Call<'_>,
@@ -163,10 +174,7 @@ pub fn normalized(
 ) -> impl Fn(f64) -> f64 + use<> {
     let [norm_groups, group_channels] = call.ints(["norm_groups", "group_channels"]);
     let group = sample * norm_groups + channel / group_channels;
-    let of_channel = |name: &str, or: f64| {
-        let pointer = call.pointer(name);
-        if machine.has(pointer.buffer) { machine.read(pointer, channel) } else { or }
-    };
+    let of_channel = |name, or| of_channel(call, machine, name, channel, or);
     let mean = machine.read(call.pointer("mean"), group);
     let scale = machine.read(call.pointer("rstd"), group) * of_channel("gamma", 1.0);
     let add = of_channel("beta", 0.0);

@@ -2,7 +2,7 @@
 
 use super::contracts::{activate, is_needed};
 use super::machine::{Call, Machine};
-use super::norm::Moments;
+use super::norm::{Moments, of_channel};
 use std::collections::BTreeMap;
 
 /// An output before it is normalized: its sample, channel, place in y and value.
@@ -61,9 +61,8 @@ pub fn finish(call: &Call<'_>, machine: &mut Machine, outputs: &[Written]) {
 
 /// A channel's value, before the activation.
 fn normalized(call: &Call<'_>, machine: &Machine, moments: Moments, channel: i64, value: f64) -> f64 {
-    let of_channel = |name, other| call.given(name).map_or(other, |pointer| machine.read(pointer, channel));
-    let rstd = 1.0 / (moments.m2 / moments.count + call.float("eps")).sqrt();
-    (value - moments.mean) * (rstd * of_channel("gamma", 1.0)) + of_channel("beta", 0.0)
+    let of_channel = |name, or| of_channel(call, machine, name, channel, or);
+    (value - moments.mean) * (moments.rstd(call) * of_channel("gamma", 1.0)) + of_channel("beta", 0.0)
 }
 
 /// Normalizes what the definition has written, where control words ask for that.

@@ -15,18 +15,23 @@ const COUNTED: [&str; 8] = [
     "n 1, 9x8x8, 33>7, k 3, bias, relu, gn 7",
 ];
 
+/// Cases in each type, in formats and fills in turn.
+fn all_right(engine: &Emulated, lines: &[&'static str], formats: &[MemoryFormat]) {
+    for (seed, line) in lines.iter().enumerate() {
+        let case = Case::parse("counted", line, "statistics in the epilogue").expect("a valid case");
+        for (turn, dtype) in NARROW.into_iter().enumerate() {
+            let format = formats[(seed + turn) % formats.len()];
+            let (case, fill) = (Case { format, ..case.clone() }, Fill::ALL[(seed + turn) % 2]);
+            right(engine, &case, dtype, fill, seed as u64);
+        }
+    }
+}
+
 #[test]
 fn of_what_is_written() {
     engines(Some(Algorithm::GatherGemm), |engine| {
         let engine = saying(engine, "with statistics");
-        for (seed, line) in COUNTED.into_iter().enumerate() {
-            let case = Case::parse("counted", line, "statistics in the epilogue").expect("a valid case");
-            for (turn, dtype) in NARROW.into_iter().enumerate() {
-                let format = [MemoryFormat::Contiguous, MemoryFormat::ChannelsLast3d][(seed + turn) % 2];
-                let (case, fill) = (Case { format, ..case.clone() }, Fill::ALL[(seed + turn) % 2]);
-                right(&engine, &case, dtype, fill, seed as u64);
-            }
-        }
+        all_right(&engine, &COUNTED, &[MemoryFormat::Contiguous, MemoryFormat::ChannelsLast3d]);
         assert!(engine.said.get() > 14, "{} plans", engine.said.get());
     });
 }
@@ -43,12 +48,7 @@ const BEHIND: [&str; 4] = [
 fn of_what_is_normalized_behind() {
     engines(Some(Algorithm::GatherGemm), |engine| {
         let engine = saying(engine, "normalize behind");
-        for (seed, line) in BEHIND.into_iter().enumerate() {
-            let case = Case::parse("behind", line, "a norm beside the product").expect("a valid case");
-            for (turn, dtype) in NARROW.into_iter().enumerate() {
-                right(&engine, &case, dtype, Fill::ALL[(seed + turn) % Fill::ALL.len()], seed as u64);
-            }
-        }
+        all_right(&engine, &BEHIND, &[MemoryFormat::Contiguous]);
         assert!(engine.said.get() > 7, "{} plans", engine.said.get());
     });
 }
