@@ -3,7 +3,7 @@
 
 use super::norm::{self, Pass, Way};
 use super::pack::Operand;
-use super::shuffle_gemm::{CACHE, CLOCK, MEMORY, MOST, SEEN, START, applies, run, unit};
+use super::shuffle_gemm::{CACHE, CLOCK, MEMORY, MOST, SEEN, START, applies, unit};
 use super::{
     Argument, Buffer, Context, RESERVED, SHARED, Step, Workspace, activation_code, bias_and_activation,
     product, push, strides,
@@ -12,24 +12,35 @@ use crate::Variant;
 use std::fmt;
 use volup::{MemoryFormat, Result};
 
-/// Warpgroups of a block, and warps of one.
+/// Warpgroups of a block that multiply.
 const GROUPS: usize = 4;
-const WARPS: usize = 4;
-/// Positions of a tile, rows of a warpgroup, channels of a stage; elements from a line of a stage to the next.
-const POSITIONS: usize = 128;
+/// Rows of a warpgroup, positions of a tile, channels of a stage and of one of two parts.
 const ROWS: usize = 64;
+const POSITIONS: usize = 128;
 const CHUNK: usize = 32;
-const PITCH: usize = POSITIONS + 8;
+const CHUNK_SPLIT: usize = 16;
+/// Bytes of a stage's barriers and of what its copiers have met.
+const BARRIERS: usize = 32;
+/// Positions whose outputs a warp collects for the copy engine at a time, pairs of rows of it, and bytes that stand behind
+/// lines that are stored together; warps that do; the least positions of a line that is worth it.
+const COLLECTED: usize = 64;
+const WARP_PAIRS: usize = 8;
+const AREA_PAD: usize = 32;
+const WARPS: usize = 16;
+const LEAST_LINE: usize = 32;
 /// The most channels that the split's products are added up over.
 const MOST_SPLIT: usize = 192;
-/// The most stages of a team.
+/// The most stages of a team, and of these under way.
 const STAGES: usize = 8;
+const AHEAD: usize = 2;
 /// Modes that kernels have.
 const MODES: usize = 4;
 
 /// Clocks of a multiprocessor for a tile of one warpgroup, by kind of operand: for a stage, for what is written or counted.
-const STAGE: [f64; 3] = [340.0, 680.0, 1100.0];
-const TILE: [f64; 3] = [560.0, 300.0, 550.0];
+const STAGE: [f64; 3] = [230.0, 430.0, 440.0];
+const TILE: [f64; 3] = [350.0, 400.0, 430.0];
+/// Bytes a second that other row blocks read the input again at.
+const AGAIN: f64 = 3e12;
 /// How much more outputs take that are written position by position.
 const APART: f64 = 2.0;
 /// Seconds until blocks have what they start with, beside those of `shuffle_gemm`; for each byte of weights.
@@ -61,6 +72,21 @@ impl fmt::Display for ShuffleWgmma<'_> {
         write!(f, "shuffle_wgmma {kind} {rows}x{POSITIONS}, ")?;
         write!(f, "{} row blocks, {} blocks{}", self.row_blocks, self.row_blocks * self.blocks, self.way)
     }
+}
+
+/// Channels of a stage.
+fn chunk(operand: Operand) -> usize {
+    if operand.kind() == 3 { CHUNK_SPLIT } else { CHUNK }
+}
+
+/// Positions whose outputs are written at once, of elements of so many bytes.
+fn together(bytes: usize) -> usize {
+    8 / bytes
+}
+
+/// How many parts an operand has.
+fn parts(operand: Operand) -> usize {
+    if operand.kind() == 3 { 2 } else { 1 }
 }
 
 impl<'a> ShuffleWgmma<'a> {
@@ -111,7 +137,7 @@ impl<'a> ShuffleWgmma<'a> {
         let (cin, cout) = (conv.in_channels(), conv.out_channels());
         let rows = cout * conv.stride().iter().product::<usize>();
         let volume: usize = geometry.input_shape()[2..].iter().product();
-        let (chunks, row_blocks) = (cin.div_ceil(CHUNK), rows.div_ceil(ROWS * row_groups));
+        let (chunks, row_blocks) = (cin.div_ceil(chunk(operand)), rows.div_ceil(ROWS * row_groups));
         let pos_blocks = volume.div_ceil(POSITIONS);
         let items = geometry.batch().checked_mul(pos_blocks)?;
         let teams = GROUPS / row_groups;
@@ -132,18 +158,17 @@ impl<'a> ShuffleWgmma<'a> {
             return None;
         }
         for kernel in kernels.into_iter().flatten() {
-            plan.stages(kernel, request.dtype.size())?;
+            plan.stages(kernel, request.dtype.size(), false)?;
         }
 
         let bytes = request.dtype.size();
         let count = |shape: [usize; 5]| shape.iter().map(|&size| size as f64).product::<f64>() * bytes as f64;
         let (x, y) = (count(geometry.input_shape()), count(geometry.output_shape()));
         if way != Way::Plain {
-            // Three numbers of each pair of rows and warp, also of teams without an item in a sample.
-            let of_sample = (12 * blocks * teams * WARPS * rows / 2) as f64;
+            // Three numbers of each pair of rows and team, also of those without an item in a sample.
+            let of_sample = (12 * blocks * teams * rows / 2) as f64;
             let norm_groups = norm::counted(context).map_or(1, |norm| norm.groups());
-            let teams = blocks * teams * WARPS;
-            let counted = product(&[geometry.batch(), teams.max(norm_groups)]).is_some_and(|n| n <= MOST);
+            let counted = product(&[geometry.batch(), (blocks * teams).max(norm_groups)]).is_some_and(|n| n <= MOST);
             if !counted || geometry.batch() as f64 * of_sample > norm::room(y) {
                 return None;
             }
@@ -155,12 +180,13 @@ impl<'a> ShuffleWgmma<'a> {
             Operand::Tf32 | Operand::Scaled => 1,
             Operand::Split | Operand::Parts => 2,
         };
-        let apart = if run(geometry, false).is_multiple_of(16 / bytes) { 1.0 } else { APART };
+        let apart = if geometry.input_shape()[4].is_multiple_of(together(bytes)) { 1.0 } else { APART };
         let turns = items.div_ceil(blocks * teams) * (row_blocks * blocks).div_ceil(processors) * GROUPS;
         let read = x * row_blocks as f64 + grid * weights;
+        let again = x * (row_blocks - 1) as f64 / AGAIN;
         let expected = |y: f64, tile: f64| {
             let compute = turns as f64 * (chunks as f64 * STAGE[kind] + TILE[kind] * tile) / CLOCK;
-            let moved = ((x + y) / MEMORY).max((read + y) / CACHE);
+            let moved = ((x + y) / MEMORY).max((read + y) / CACHE) + again;
             START + SETUP + BROUGHT * weights + moved.max(compute) + SEEN * moved.min(compute)
         };
         plan.seconds = match way {
@@ -173,23 +199,34 @@ impl<'a> ShuffleWgmma<'a> {
 
     /// Bytes of the weights of a block.
     fn weights(&self, bytes: usize) -> usize {
-        bytes * CHUNK * self.chunks * ROWS * self.row_groups * if self.operand.kind() == 3 { 2 } else { 1 }
+        bytes * chunk(self.operand) * self.chunks * ROWS * self.row_groups * parts(self.operand)
     }
 
-    /// Stages of a team, of how many items copies are ahead, and bytes of shared memory with them; nothing if there is no
-    /// room.
-    fn stages(&self, kernel: &Variant, bytes: usize) -> Option<(usize, usize, usize)> {
+    /// Whether the copy engine may store the output: lines are part of what is collected at a time, or the other way round.
+    fn may_collect(context: Context<'_>) -> bool {
+        let width = context.request.geometry.input_shape()[4];
+        width.is_multiple_of(COLLECTED) || width >= LEAST_LINE && COLLECTED.is_multiple_of(width)
+    }
+
+    /// Stages of a team, of how many copies are under way, and bytes of shared memory with them; nothing if there is no room.
+    fn stages(&self, kernel: &Variant, bytes: usize, collects: bool) -> Option<(usize, usize, usize)> {
         let teams = GROUPS / self.row_groups;
-        let stage = bytes * CHUNK * PITCH;
-        let fixed = (16 * STAGES * teams).next_multiple_of(128) + self.weights(bytes);
+        // Panels of 16 bytes, and one more so that they start in other banks.
+        let chunk = chunk(self.operand);
+        let (panels, of_panel) = if bytes == 2 { (POSITIONS / 8, chunk) } else { (chunk / 4, POSITIONS) };
+        let stage = parts(self.operand) * panels * 16 * (of_panel + 1);
+        let areas = if collects { WARPS * WARP_PAIRS * (2 * COLLECTED * bytes + AREA_PAD) } else { 0 };
+        let fixed = (BARRIERS * STAGES * teams).next_multiple_of(128) + self.weights(bytes) + areas;
         let room = (SHARED - RESERVED).checked_sub(kernel.shared_bytes as usize + fixed)?;
-        let stages = (room / (teams * stage)).min(STAGES.max(2 * self.chunks));
-        if stages <= self.chunks {
+        // One is multiplied until the next one is there, and copies are under way.
+        let stages = (room / (teams * stage)).min(STAGES);
+        let held = self.chunks.min(2);
+        if stages <= held {
             return None;
         }
-        let barriers = (16 * stages * teams).next_multiple_of(128);
-        let shared = barriers + self.weights(bytes) + teams * stages * stage;
-        Some((stages, (stages / 2 / self.chunks).max(1), shared))
+        let barriers = (BARRIERS * stages * teams).next_multiple_of(128);
+        let shared = barriers + self.weights(bytes) + teams * stages * stage + areas;
+        Some((stages, AHEAD.min(stages - held), shared))
     }
 
     /// What is launched: the convolution, or with its normalization.
@@ -202,7 +239,7 @@ impl<'a> ShuffleWgmma<'a> {
         let conv = context.request.geometry.conv();
         // Residues along width are counted together.
         let pairs = conv.out_channels() * conv.stride().iter().product::<usize>() / 2;
-        let chunks = self.blocks * (GROUPS / self.row_groups) * WARPS;
+        let chunks = self.blocks * (GROUPS / self.row_groups);
         norm::passes(context, self.way, [chunks, pairs], workspace, steps, |pass| self.step(context, pass))
     }
 
@@ -214,7 +251,11 @@ impl<'a> ShuffleWgmma<'a> {
         let [batch, cin, depth, height, width] = geometry.input_shape();
         let [d, h, _] = conv.stride();
         let (volume, bytes) = (depth * height * width, request.dtype.size());
-        let Some((stages, ahead, shared)) = self.stages(kernel, bytes) else { return Ok(None) };
+        let writes = !matches!(pass, Pass::Statistics(_));
+        let collected = (writes && Self::may_collect(context)).then(|| self.stages(kernel, bytes, true)).flatten();
+        let Some((stages, ahead, shared)) = collected.or_else(|| self.stages(kernel, bytes, false)) else {
+            return Ok(None);
+        };
         let buffers = [Buffer::Input, Buffer::Weight, Buffer::Bias, Buffer::Output];
         let mut arguments: Vec<Argument> = buffers.map(|buffer| Argument::Pointer(buffer, 0)).into();
         push(&mut arguments, [cin, conv.out_channels(), volume, height * width, width, d, h])?;
@@ -223,7 +264,11 @@ impl<'a> ShuffleWgmma<'a> {
         arguments.extend([x_n, y_n].map(|stride| Argument::I64(stride as i64)));
         push(&mut arguments, [y_c, y_d, y_h, self.chunks, self.pos_blocks, batch * self.pos_blocks])?;
         push(&mut arguments, [self.row_blocks, self.row_groups, stages, ahead])?;
-        arguments.push(i32::from(run(geometry, false).is_multiple_of(16 / bytes)).into());
+        let how = if collected.is_some() { 2 } else { usize::from(width.is_multiple_of(together(bytes))) };
+        // Lines of y that lie side by side are stored together, where a warp has all of them.
+        let joins = how == 2 && width <= COLLECTED && WARP_PAIRS.is_multiple_of(h);
+        push(&mut arguments, [how, width.min(COLLECTED).ilog2() as usize])?;
+        push(&mut arguments, [if joins { (h - 1) * 2 * width } else { 0 }])?;
         arguments.extend(bias_and_activation(request));
         pass.push(context, &mut arguments)?;
         let grid = [(self.row_blocks * self.blocks) as u32, 1, 1];

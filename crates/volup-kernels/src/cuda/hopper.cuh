@@ -65,6 +65,11 @@ template <int STRIDE> __device__ __forceinline__ unsigned long long descriptor(u
     return ((unsigned long long)(address & 0x3ffff) >> 4) | ((unsigned long long)(panel >> 4) << 16) | (8ull * STRIDE << 32);
 }
 
+/// The operand B whose columns lie side by side: panels of columns, in which what is added up follows row by row.
+__device__ __forceinline__ unsigned long long across(unsigned address, unsigned panel) {
+    return ((unsigned long long)(address & 0x3ffff) >> 4) | (8ull << 16) | ((unsigned long long)(panel >> 4) << 32);
+}
+
 /// The same in two steps, of which the first does for all places that are whole pieces of 16 bytes apart: these are added to it.
 __device__ __forceinline__ unsigned place(unsigned address, unsigned panel) { return address >> 4 | panel >> 4 << 16; }
 template <int STRIDE> __device__ __forceinline__ unsigned long long operand_at(unsigned place) { return 8ull * STRIDE << 32 | place; }

@@ -75,6 +75,7 @@
 
 #include "copy_async.cuh"
 #include "implicit_tiles.cuh"
+#include "store_async.cuh"
 #include "stored.cuh"
 #include "warp_meet.cuh"
 

@@ -234,10 +234,3 @@ __device__ __forceinline__ void put_all(Element *at, const float (&v)[4]) {
     *(float4 *)(at + column_of(0)) = make_float4(v[0], v[2], v[1], v[3]);
 #endif
 }
-
-/// Stores whole vectors of shared memory by the copy engine; ends a group of such stores; waits until all have been read.
-__device__ __forceinline__ void store(Element *to, unsigned from, int bytes) {
-    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes) : "memory");
-}
-__device__ __forceinline__ void stored() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-__device__ __forceinline__ void stored_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }

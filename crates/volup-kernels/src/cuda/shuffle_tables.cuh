@@ -11,19 +11,25 @@
 
 /// Whether y is written; whether statistics are.
 constexpr bool WRITES = MODE != 1, COUNTS = MODE == 1 || MODE == 3;
-/// Threads of a block and of a warpgroup; positions of a tile, rows of a warpgroup, channels of a stage.
-constexpr int THREADS = 512, GROUP = 128, POS = 128, ROWS = 64, KC = 32;
-constexpr int SIZE = sizeof(Element), VECTOR = 16 / SIZE;
-/// Vectors of a line of a stage.
-constexpr int LINE = POS / VECTOR;
-/// Elements from a line of a stage to the next: reads of a warp meet no bank conflict.
-constexpr int PITCH = POS + 8, STAGE = KC * PITCH;
-/// Channels of a matrix instruction; tiles of 64 positions that are loaded at a time of these; loads of a stage; how many of
-/// them have registers of their own, so that one goes on while another is multiplied.
-constexpr int STEP = 32 / SIZE, TILES = KIND == 3 ? 1 : 2, LOADS = KC / STEP * 2 / TILES, BUFFERS = KIND == 3 && WRITES ? 1 : 2;
-/// Pairs of rows of a lane, one of every eight.
-constexpr int PAIRS = ROWS / 8;
-constexpr int GROUPS = THREADS / GROUP, NOWHERE = -1;
+/// Warpgroups of a block that multiply, and threads of one; of all of them, and with those that copy.
+constexpr int GROUPS = 4, GROUP = 128, MULTIPLIERS = GROUPS * GROUP, THREADS = MULTIPLIERS + 32 * GROUPS;
+/// Registers of a thread of each: who turns around what it has copied needs more.
+constexpr int MULTIPLIER_REGISTERS = KIND == 0 ? 112 : 104, COPIER_REGISTERS = KIND == 0 ? 32 : 56;
+/// Rows of a warpgroup, positions of a tile, channels of a stage and of a matrix instruction.
+constexpr int ROWS = 64, POS = 128, KC = KIND == 3 ? 16 : 32, STEP = 32 / sizeof(Element);
+/// Positions of a part of a tile, which is finished at a time.
+constexpr int PART_POS = POS / 2;
+/// Elements of 16 bytes; bytes from a panel of a stage to the next, and of a stage: a row is left free, so that what is written to
+/// several panels at once meets no bank twice.
+constexpr int VECTOR = 16 / sizeof(Element), PANEL = 16 * ((KIND == 0 ? KC : POS) + 1), STAGE = PANEL * (KIND == 0 ? POS : KC) / VECTOR;
+/// Bytes of a stage's two barriers and of what its copiers' warps have met.
+constexpr int BARRIERS = 32;
+/// Bytes of an element; of what a warp collects of a part's outputs, and what is left free of it behind lines that are stored together.
+constexpr int SIZE = sizeof(Element), AREA_PAD = 32, AREA = 8 * (2 * PART_POS * SIZE + AREA_PAD);
+constexpr int NOWHERE = -1;
+constexpr bool MOMENTS_SHARED = COUNTS && WRITES;
+/// How outputs are written: a position's residues, 16 bytes at once, or by the copy engine.
+enum How { APART, TOGETHER, COLLECTED };
 
 /// An activation that is a comparison: what is not above zero times `slope`, then at least `least`.
 struct Straight {
@@ -48,7 +54,9 @@ struct Sizes {
     Element *y;
     int in_channels, volume, rows, d_stride, h_stride;
     long long x_n, y_n;
-    int y_d, y_h, chunks, items, row_groups, stages, ahead, whole;
+    int y_d, y_h, chunks, items, row_groups, stages, ahead, how, line_bits, past_line;
+    /// Bytes that lie in a warp's area between what is collected of the first half of a part and of the second.
+    int past_half;
     float *part_mean, *part_m2, *part_count;
     const float *mean, *rstd;
     const Element *gamma, *beta;
@@ -60,27 +68,26 @@ struct Divisors {
     Divisor plane, width, pos_blocks, half_taps, h_stride;
 };
 
-/// Which warpgroup of a block it is.
+/// Which warpgroup of a block it is, or which of the warps that copy.
 struct Place {
-    /// The team among those of the row block, and their number; the first row of all.
-    int team, teams, first_row;
+    /// The team among those of the row block, and their number.
+    int team, teams;
     /// The team's barriers, of each stage what says that it is full, then that it is empty; its stages; the warpgroup's weights.
     unsigned barriers, ring, weights;
 };
 
-/// What warpgroups know of their pairs of rows: where the first position's outputs lie in a sample (or the part of the bias
-/// that statistics leave out), the bias; mean, factor and addend of the sample at hand.
+/// Statistics of some outputs: how many, their mean, and squared deviations from it.
+struct Moments {
+    float seen, mean, deviations;
+};
+
+/// What all threads know.
 struct Tables {
-    /// Of each thread where its positions' outputs lie, if they are no neighbours; what it has of each pair's statistics.
-    int apart[4][WRITES ? THREADS : 1];
-    float2 so_far[PAIRS][COUNTS ? THREADS : 1];
-    int2 pair[GROUPS][ROWS / 2];
-    float4 norm[GROUPS][ROWS / 2];
-    Place place[GROUPS];
+    /// Where the outputs of a tile's positions lie, of this tile and the last one.
+    int places[GROUPS][2][WRITES ? POS : 1];
+    Moments moments[MOMENTS_SHARED ? MULTIPLIERS : 1];
     Divisors by;
-    int bad_weight;
-    /// The sample that each warp counts, or has normalized last.
-    int sample[THREADS / 32];
+    int bad;
     /// Before the normalization, or y, and behind it.
     Straight activation, post;
 };

@@ -16,11 +16,6 @@ constexpr int STEP = KIND == 0 || KIND == 2 ? 16 : 8;
 
 __device__ __forceinline__ unsigned address(const void *p) { return (unsigned)__cvta_generic_to_shared(p); }
 
-/// The operand B whose columns lie side by side: panels of columns, in which what is added up follows row by row.
-__device__ __forceinline__ unsigned long long across(unsigned address, unsigned panel) {
-    return ((unsigned long long)(address & 0x3ffff) >> 4) | (8ull << 16) | ((unsigned long long)(panel >> 4) << 32);
-}
-
 /// Hands over what a warpgroup's matrix instructions add up in a thread: of which of 64 rows, and which column.
 template <int COUNT, typename F> __device__ __forceinline__ void each_sum(const float (&sum)[COUNT], F f) {
     const int lane = threadIdx.x % 32;

@@ -3,560 +3,589 @@
 //
 // # What is computed
 //
-// As in `shuffle_gemm`: `Y[position, row] = sum over channels: X[channel, position] * W[channel][row]`, a row is a
+// As in `shuffle_gemm`: `Y[row, position] = sum over channels: W[channel][row] * X[channel, position]`, a row is a
 // channel of y and a tap, `row = co*taps + tap`; positions are those of a sample, in order.
 //
-// Here positions are the rows of the instruction and come from registers, where a channel's positions, neighbours in
-// memory, need no transposition. Rows of W are its columns. A lane has two neighbouring columns of each eight, which are the
-// residues along width of a position. Which position is which row of the instruction is free: a lane has four neighbours in
-// line of float32, positions `2g` and `2g + 1` of sixteen; of 16 bits eight, positions `4g` to `4g + 3` of 32.
+// Rows of W are the rows of the instruction, so that a lane has two rows of a warp's sixteen and every fourth pair of
+// positions: which two is free, and these are the residues along width of one `pair`, a channel and a tap along depth and height.
+// All that a lane does to its outputs is so of one channel: bias, weights of the norm and statistics are in its registers.
+// Positions are the columns. Of 16 bits a channel's neighbouring positions are an operand as they lie; of float32 the
+// instructions want channels side by side, and whoever brings X turns four by four of them around.
 //
 // # How
 //
-// A block has four warpgroups and stays. `row_groups` of them (1, 2 or 4) are a team: they compute the same 128 positions,
-// 64 rows each. The block has the weights of its 64*row_groups rows in shared memory, all channels. Each team takes every
-// so-manieth item, a block of positions, and has a ring of `stages` for X, 32 channels each, which all its threads fill by
-// asynchronous copies `ahead` items ahead. Barriers in shared memory say what is there and what is read: warpgroups may
-// drift apart, so that one stores while another multiplies. Teams know nothing of each other. Row blocks of the same
-// positions are neighbours in the grid.
+// A block has four warpgroups that multiply, four warps that bring X, and stays. `row_groups` of the warpgroups (1, 2 or 4) are a
+// team: they compute the same POS positions, 64 rows each. The block has the weights of its 64*row_groups rows in shared memory, all
+// channels. Each team takes every so-manieth item, a block of positions, and has a ring of `stages` for X, KC channels each, which as
+// many of the other warps fill as it has warpgroups: by copies that nobody waits for, `ahead` stages ahead. Each thread rounds and turns
+// what it has asked for where it lies. Barriers in shared memory say what is there and what is read: warpgroups drift apart,
+// so that one writes while another multiplies. Teams know nothing of each other. Row blocks of the same positions are
+// neighbours in the grid.
 //
 // # Modes
 //
 // As in `shuffle_gemm`: `MODE` 0 writes y; 1 writes statistics instead; 2 writes y normalized, items from the last one on:
 // what the statistics have read last may still be in the second-level cache. 3 writes y, behind no activation, and statistics
-// of what y holds, rounded, through `post_activation`: for training, where both come from the same y. A thread keeps the mean
-// of what it has computed of each pair of rows that are the residues along width, and the squared deviations from it, tile by
-// tile in order. Partial `((sample*groups + group)*4 + warp)*pairs + pair` is what the warps of that number of the team
-// `group` have of a pair; groups are the teams of one row block, pairs half the rows of all. All partials are written.
+// of what y holds, rounded, through `post_activation`: for training, where both come from the same y. A lane keeps the mean
+// of what it has computed of its pair, and the squared deviations from it, tile by tile in order. Partial
+// `(sample*groups + group)*pairs + pair` is what the team `group` has of a pair; groups are the teams of one row block, pairs half the
+// rows of all. All partials are written.
 //
 // # Numbers
 //
 // `KIND` 0, f16 or bf16; 1, float32 rounded to tf32; 3, float32 as two tf32, of which three products are made, at most 192
-// channels. Infinities and NaN, and for the split what its low part has not bits enough for (operand.cuh; of X where two
-// positions of two channels hold nothing larger), are left to the definition: a warp's outputs where they are in its X, all
+// channels. Infinities and NaN, and for the split what its low part has not bits enough for (operand.cuh; of X where four
+// channels of a position hold nothing larger), are left to the definition: a team's outputs of an item where they are in its X, all
 // of a block where they are in the weight.
 //
 // # What it takes
 //
-// 512 threads. Grid: any multiple of `row_blocks` along the first axis. Bytes of dynamic shared memory: `16*stages*teams`
-// rounded up to 128, and `size*(32*chunks*64*row_groups*parts + teams*stages*32*136)`: size that of an element, parts 2 for
-// KIND 3, else 1, teams 4/row_groups. x is dense, y lies as its strides say, 1 along width, x and y start at multiples of 16
-// bytes, which a channel of x is a multiple of. `whole`: whether lines of x are a multiple of 4 positions (float32: of 2).
-// `ahead*chunks` below `stages`. What is counted in a sample, stages of all items and groups of all samples are below 2^31.
+// 640 threads. Grid: any multiple of `row_blocks` along the first axis. Bytes of dynamic shared memory: `32*stages*teams`
+// rounded up to 128, `size*KC*chunks*64*row_groups*parts` for the weights and `teams*stages*parts` times a stage: panels of 16 bytes,
+// a multiple of 128 of them and one more each: of KIND 0 POS/8 of KC rows, else KC/4 of POS rows. size is that of an element, parts 2 for
+// KIND 3, else 1, teams 4/row_groups. `ahead`, 1 or 2, below `stages`. x is dense, y lies as its strides say, 1 along width, x and y start
+// at multiples of 16 bytes, which a channel of x is a multiple of. `whole`: whether lines of x are a multiple of 4 positions (float32: of 2). What is
+// counted in a sample, stages of all items and groups of all samples are below 2^31.
 //
 // Parameters, i32 but for pointers, `x_n`, `y_n` (i64) and the slopes (f64): `x`, `w`, `bias`, `y`, `in_channels`,
 // `out_channels`, `volume`, `plane`, `width` (positions of a sample, a plane, a line), `d_stride`, `h_stride`, `x_n`, `y_n`,
-// `y_c`, `y_d`, `y_h` (strides in elements), `chunks` (of 32 channels), `pos_blocks` (of a sample), `items` (of all),
+// `y_c`, `y_d`, `y_h` (strides in elements), `chunks` (of KC channels), `pos_blocks` (of a sample), `items` (of all),
 // `row_blocks`, `row_groups`, `stages`, `ahead`, `whole`, `has_bias`, `activation`, `slope`, then as in `shuffle_gemm`
 // `part_mean`, `part_m2`, `part_count`, `mean`, `rstd`, `gamma`, `beta`, `norm_groups`, `group_channels`, `post_activation`,
 // `post_slope`.
 
 #include "copy_async.cuh"
-#include "register_operand.cuh"
+#include "hopper.cuh"
 #include "shuffle_tables.cuh"
+#include "store_async.cuh"
 #include "stored.cuh"
+#include "warp_meet.cuh"
 
 /// The i-th item to be computed.
 __device__ __forceinline__ int item_of(const Sizes &s, int i) { return MODE == 2 ? s.items - 1 - i : i; }
 
-/// One of the block's warpgroups.
-struct Warpgroup {
+/// One of the threads that bring X to a team's ring.
+struct Copier {
+    const Sizes &s;
+    const Tables &tables;
+    const Place place;
+    /// Which of them it is, and how many these are.
+    const int thread, threads;
+
+    /// What it asks for at once, a block: of 16 bits 8 positions of a channel, of float32 4 of each of 4 channels. Neighbouring lanes
+    /// fill sectors of memory, and in shared memory meet no bank twice: of 16 bits eight have 64 positions of a channel; of float32 two
+    /// have 8 of four, the next ones those of the next channels.
+    static constexpr int SIDE = KIND == 0 ? 1 : 4, BLOCKS = KC / SIDE * (POS / VECTOR);
+
+    /// Calls `f` with each block of this thread: its first channel and position.
+    template <int UNROLL, typename F> __device__ __forceinline__ void for_blocks(const F &f) const {
+        int c = KIND == 0 ? thread / 8 : thread / 2 % 4 * SIDE, p = (KIND == 0 ? thread % 8 : thread % 2 + thread / 8 * 2) * VECTOR;
+#pragma unroll(UNROLL)
+        for (int i = thread; i < BLOCKS; i += threads) {
+            f(c, p);
+            if (KIND == 0) {
+                c += threads / 8;
+                if (c >= KC) c -= KC, p += 8 * VECTOR;
+            } else {
+                p += threads / 4 * VECTOR;
+                if (p >= POS) p -= POS, c += 4 * SIDE;
+            }
+        }
+    }
+    /// Where a block lies in a stage.
+    __device__ __forceinline__ static unsigned at(int c, int p) { return KIND == 0 ? p / VECTOR * PANEL + c * 16 : c / SIDE * PANEL + p * 16; }
+
+    /// Starts the copies of a chunk of an item. Zeros past the end of channels and positions.
+    __device__ __forceinline__ void fetch(int item, int chunk, unsigned to) const {
+        const int n = tables.by.pos_blocks.divide(item), first = (item - n * tables.by.pos_blocks.by) * POS;
+        const Element *const from = s.x + (n * s.x_n + ((long long)chunk * KC * s.volume + first));
+        const int channels = s.in_channels - chunk * KC, positions = s.volume - first;
+        if (channels >= KC && positions >= POS)
+            for_blocks<2>([&](int c, int p) {
+                const Element *const of_block = from + (c * s.volume + p);
+#pragma unroll
+                for (int e = 0; e < SIDE; e++) copy_async<16>(to + at(c, p) + 16 * e, of_block + e * s.volume, true);
+            });
+        else
+            for_blocks<2>([&](int c, int p) {
+#pragma unroll
+                for (int e = 0; e < SIDE; e++) {
+                    const bool there = c + e < channels && p < positions;
+                    copy_async<16>(to + at(c, p) + 16 * e, there ? from + ((c + e) * s.volume + p) : s.x, there);
+                }
+            });
+    }
+
+    /// Rounds and turns around what this thread has asked for. Whether there is what is left to the definition.
+    __device__ __forceinline__ bool turn([[maybe_unused]] unsigned char *stage) const {
+        bool undefined = false;
+#if KIND != 0
+        for_blocks<1>([&](int c, int p) {
+            float4 *const of = (float4 *)(stage + at(c, p));
+            float v[4][4];
+#pragma unroll
+            for (int e = 0; e < 4; e++) *(float4 *)v[e] = of[e];
+#pragma unroll
+            for (int k = 0; k < 4; k++) {
+                unsigned high[4], low[4];
+                float largest = 0.0f;
+#pragma unroll
+                for (int e = 0; e < 4; e++) {
+                    // Lets NaN through.
+                    asm("max.NaN.f32 %0, %0, %1;" : "+f"(largest) : "f"(fabsf(v[e][k])));
+                    high[e] = round_up(__float_as_uint(v[e][k]));
+                    low[e] = round_up(__float_as_uint(v[e][k] - __uint_as_float(high[e] & 0xffffe000u)));
+                }
+                undefined |= within_parts(__float_as_uint(largest)) >= 0x7f7ff000u;
+                *(uint4 *)(of + k) = make_uint4(high[0], high[1], high[2], high[3]);
+                if (PARTS == 2) *(uint4 *)((unsigned char *)(of + k) + STAGE) = make_uint4(low[0], low[1], low[2], low[3]);
+            }
+        });
+#endif
+        return undefined;
+    }
+
+    __device__ __forceinline__ void run(unsigned char *memory) const {
+        const int all = place.team < s.items ? ((s.items - 1 - place.team) / place.teams + 1) * s.chunks : 0;
+        const unsigned first = shared(memory);
+        int item = place.team, chunk = 0, slot = 0, parity = 1, ready = 0;
+#pragma unroll 1
+        for (int i = 0; i < all + s.ahead; i++) {
+            if (i < all) {
+                barrier_wait(place.barriers + BARRIERS * slot + 8, parity);
+                fetch(item_of(s, item), chunk, place.ring + slot * (PARTS * STAGE));
+                if (++chunk == s.chunks) chunk = 0, item += place.teams;
+                if (++slot == s.stages) slot = 0, parity ^= 1;
+            }
+            end_copies();
+            if (i < s.ahead) continue;
+            // What has been asked for since may still be under way.
+            if (s.ahead == 1)
+                await_copies<1>();
+            else
+                await_copies<2>();
+            const bool undefined = turn(memory + (place.ring + ready * (PARTS * STAGE) - first));
+            const unsigned full = place.barriers + BARRIERS * ready;
+            if (KIND != 0) {
+                const bool any = __any_sync(0xffffffffu, undefined);
+                if (thread % 32 == 0) *(int *)(memory + (full + 16 + thread / 8 - first)) = any;
+            }
+            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+            barrier_arrive(full);
+            if (++ready == s.stages) ready = 0;
+        }
+    }
+};
+
+/// One of the threads of a warpgroup that multiplies.
+struct Multiplier {
     const Sizes &s;
     Tables &tables;
-    /// The next stage to be multiplied, and the parity of what fills it.
-    int slot = 0, turn = 0;
-    /// Where this thread's vector of the next channels to be fetched lies, and how many channels there are from there on.
-    const Element *fetched;
-    int lines;
-    float sum[2][ROWS / 2];
-    /// Whether this thread has met something in a tile's X that is left to the definition.
-    bool undefined;
-    /// How many outputs of each pair this thread has seen of the sample at hand.
-    float seen = 0.0f;
+    const Place place;
+    /// Its warpgroup, and the first pair of that among all.
+    const int group, first_pair;
+    /// The bias of its pair, and the part of it that statistics are less by: all or nothing.
+    const float bias, left_out;
+    /// From where on the pair's outputs lie.
+    Element *const to_pair;
+    /// Where this thread collects a part's outputs in shared memory, if the copy engine stores them.
+    const unsigned area;
+    /// The next stage to be multiplied, and the parity of what fills it; which half of the table of places is this tile's.
+    int slot = 0, turn = 0, half = 0;
+    float sum[POS / 2];
+    /// The sample at hand, and what this thread has counted of it.
+    int sample = COUNTS ? 0 : -1;
+    Moments own = {0.0f, 0.0f, 0.0f};
+    /// What y is less by, times and more by when it is normalized; what sums are more by before that.
+    float less = 0.0f, factor = 1.0f, addend = 0.0f, shift = bias;
 
-    __device__ __forceinline__ Warpgroup(const Sizes &s, Tables &tables) : s(s), tables(tables) {}
+    /// Pairs of neighbouring positions of a part of a tile that a thread has: two of each four of its sums, with the other residue behind.
+    static constexpr int NEIGHBOURS = PART_POS / 8;
 
-    // Of this thread. Registers are scarce: nothing of this is kept.
+    /// This thread, of which nothing is kept in registers: these are scarce.
     __device__ __forceinline__ static unsigned thread() {
         unsigned x;
         asm volatile("mov.u32 %0, %%tid.x;" : "=r"(x));
         return x;
     }
-    __device__ __forceinline__ static int warp() { return thread() % GROUP / 32; }
-    __device__ __forceinline__ static int g() { return thread() % 32 / 4; }
     __device__ __forceinline__ static int t() { return thread() % 4; }
-    __device__ __forceinline__ static int number() { return thread() / GROUP; }
-    __device__ __forceinline__ const Place &place() const { return tables.place[number()]; }
-    __device__ __forceinline__ int teams() const { return uniform(place().teams); }
-    /// The same number in all lanes: the compiler sees that a warp goes one way.
-    __device__ __forceinline__ static int uniform(int x) { return __shfl_sync(0xffffffffu, x, 0); }
+    /// Its pair among all, and whether there is one.
+    __device__ __forceinline__ int pair() const { return first_pair + thread() % GROUP / 4; }
+    __device__ __forceinline__ bool here() const { return pair() < s.rows / 2; }
 
-    /// Starts the copies of a chunk of the team's i-th item to a stage that is free when a barrier has that parity.
-    __device__ __forceinline__ void fetch(int i, int chunk, int to_slot, int parity) {
-        const unsigned of_team = thread() & (GROUP * s.row_groups - 1), line = of_team / LINE, at = of_team % LINE * VECTOR;
-        const int step = GROUP / LINE * s.row_groups;
-        if (chunk == 0) {
-            const int item = item_of(s, i), n = tables.by.pos_blocks.divide(item), first = (item - n * tables.by.pos_blocks.by) * POS + at;
-            fetched = s.x + (n * s.x_n + ((int)line * s.volume + first));
-            // Zeros past the end of channels, positions and items.
-            lines = i < s.items && first < s.volume ? s.in_channels : 0;
-        }
-        const Element *from = fetched;
-        const unsigned full = place().barriers + 16 * to_slot;
-        unsigned to = place().ring + SIZE * (to_slot * STAGE + line * PITCH + at);
-        barrier_wait(full + 8, parity);
-#pragma unroll 2
-        for (int l = line; l < KC; l += step, to += SIZE * step * PITCH, from += step * s.volume) copy_async<16>(to, l < lines ? from : s.x, l < lines);
-        arrive_with_copies(full);
-        fetched += (long long)KC * s.volume;
-        lines -= KC;
-    }
-
-    /// Those of the first items: all stages are free.
-    __device__ __forceinline__ void start() {
-#pragma unroll 1
-        for (int k = 0; k < s.ahead; k++)
-#pragma unroll 1
-            for (int chunk = 0; chunk < s.chunks; chunk++) fetch(place().team + k * place().teams, chunk, k * s.chunks + chunk, 1);
-    }
-
-    /// A step's operand of some tiles; of the split its low parts too.
-    __device__ __forceinline__ void load(const Element *from, unsigned (&a)[PARTS][TILES][4]) {
-#if KIND == 0
-        // Four positions of two neighbouring channels, and of two eight channels on.
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const uint2 even = *(const uint2 *)(from + 8 * half * PITCH), odd = *(const uint2 *)(from + (8 * half + 1) * PITCH);
-            a[0][0][2 * half] = __byte_perm(even.x, odd.x, 0x5410);
-            a[0][0][2 * half + 1] = __byte_perm(even.x, odd.x, 0x7632);
-            a[0][1][2 * half] = __byte_perm(even.y, odd.y, 0x5410);
-            a[0][1][2 * half + 1] = __byte_perm(even.y, odd.y, 0x7632);
-        }
-#else
-#pragma unroll
-        for (int i = 0; i < TILES; i++) {
-            const float2 one = *(const float2 *)(from + 16 * i), four = *(const float2 *)(from + 4 * PITCH + 16 * i);
-            const float v[4] = {one.x, one.y, four.x, four.y};
-            float largest = 0.0f;
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
-                // Lets NaN through.
-                asm("max.NaN.f32 %0, %0, %1;" : "+f"(largest) : "f"(fabsf(v[e])));
-                a[0][i][e] = round_up(__float_as_uint(v[e]));
-                if (PARTS == 2) a[PARTS - 1][i][e] = round_up(__float_as_uint(v[e] - __uint_as_float(a[0][i][e] & 0xffffe000u)));
-            }
-            undefined |= within_parts(__float_as_uint(largest)) >= 0x7f7ff000u;
-        }
-#endif
-    }
-
-    /// The products of the item that the team has of those from `base` on, while others are fetched.
-    __device__ __forceinline__ void multiply_tile(int base) {
-        const unsigned panel = 16 * ROWS * s.row_groups, part = panel * (KC / VECTOR) * s.chunks;
-        unsigned of_w = place().weights;
-        // Of a lane in a stage: its first channel, its first position.
-        const int at = KIND == 0 ? 2 * t() * PITCH + 32 * warp() + 4 * g() : t() * PITCH + 32 * warp() + 2 * g();
-        undefined = false;
-        unsigned a[BUFFERS][PARTS][TILES][4];
+    /// The products of the team's item whose stages come next: the last chunk's are under way then. Whether there is what is left to the
+    /// definition.
+    __device__ __forceinline__ int multiply_tile([[maybe_unused]] const unsigned char *memory) {
+        const unsigned panel = 16 * ROWS * s.row_groups;
+        // Descriptors, but for what all of a kind have in common, in steps of 16 bytes.
+        [[maybe_unused]] const unsigned low = (panel * (KC / VECTOR) * s.chunks) >> 4;
+        const unsigned first_stage = ::place(place.ring, KIND == 0 ? 128 : PANEL);
+        unsigned of_w = ::place(place.weights, panel);
+        int undefined = 0;
 #pragma unroll 1
         for (int chunk = 0; chunk < s.chunks; chunk++) {
-            if (const int later = base + s.ahead * place().teams; later < s.items) {
-                const int to = slot + s.ahead * s.chunks;
-                fetch(later + place().team, chunk, to < s.stages ? to : to - s.stages, to < s.stages ? turn ^ 1 : turn);
-            }
-            const unsigned full = place().barriers + 16 * slot;
+            const unsigned full = place.barriers + BARRIERS * slot, stage = first_stage + slot * (PARTS * STAGE >> 4);
             barrier_wait(full, turn);
-            const Element *const stage = (const Element *)__cvta_shared_to_generic(place().ring + SIZE * (slot * STAGE + at));
+            if (KIND != 0) {
+                const int4 met = *(const int4 *)(memory + (full + 16 - shared(memory)));
+                undefined |= met.x | met.y | met.z | met.w;
+            }
+            matrix_fence();
 #pragma unroll
-            for (int k = 0; k < LOADS; k++) {
-                unsigned(&of)[PARTS][TILES][4] = a[k % BUFFERS];
-                const int step = k * TILES / 2;
-                matrix_wait<BUFFERS - 1>();
-                load(stage + (step * STEP * PITCH + (TILES == 1 ? k % 2 * 16 : 0)), of);
-                matrix_fence();
-                const unsigned long long high = descriptor<1>(of_w, panel);
-                const int keep = step > 0 || chunk > 0;
-#pragma unroll
-                for (int i = 0; i < TILES; i++) {
-                    float(&to)[ROWS / 2] = sum[TILES == 1 ? k % 2 : i];
-                    if (PARTS == 2) {
-                        multiply(to, of[PARTS - 1][i], high, keep);
-                        multiply(to, of[0][i], descriptor<1>(of_w + part, panel), 1);
-                    }
-                    multiply(to, of[0][i], high, PARTS == 2 || keep);
+            for (int k = 0; k < KC / STEP; k++, of_w += 2 * panel >> 4) {
+                const int keep = k > 0 || chunk > 0;
+                const unsigned long long w = operand_at<1>(of_w);
+#if KIND == 0
+                multiply<1>(sum, w, (unsigned long long)(PANEL >> 4) << 32 | (stage + 16 * k), keep);
+#else
+                const unsigned long long x = operand_at<1>(stage + (2 * PANEL >> 4) * k);
+                if (PARTS == 2) {
+                    multiply(sum, w, operand_at<1>(stage + (STAGE + 2 * PANEL * k >> 4)), keep);
+                    multiply(sum, operand_at<1>(of_w + low), x, 1);
                 }
-                matrix_commit();
-                if (TILES == 2 || k % 2) of_w += 2 * panel;
+                multiply(sum, w, x, PARTS == 2 || keep);
+#endif
+            }
+            matrix_commit();
+            // The stage before has been read.
+            if (chunk > 0) {
+                matrix_wait<1>();
+                give_back((slot ? slot : s.stages) - 1);
             }
             if (++slot == s.stages) slot = 0, turn ^= 1;
-            // The stage is given back now that products have begun of all that was loaded of it: an arrival may overtake loads.
-            __syncwarp();
-            if (threadIdx.x % 32 == 0) barrier_arrive(place().barriers + 16 * ((slot ? slot : s.stages) - 1) + 8);
-            __syncwarp();
         }
-        matrix_wait<0>();
+        return undefined;
     }
 
-    /// A position of a tile, of so many that this lane has.
-    __device__ __forceinline__ int position(int i, int half) const {
-        return 32 * warp() + (KIND == 0 ? 4 * g() + 2 * i : 16 * i + 2 * g()) + half;
-    }
-    /// Which of the warpgroup's pairs the lane's j-th is.
-    __device__ __forceinline__ int pair(int j) const { return 4 * j + t(); }
-
-    __device__ __forceinline__ float bias(int j) const { return __int_as_float(tables.pair[number()][pair(j)].y); }
-
-    /// The part of it that statistics are less by: all or nothing.
-    __device__ __forceinline__ float left_out(int j) const { return MODE == 1 ? __int_as_float(tables.pair[number()][pair(j)].x) : 0.0f; }
-
-    /// A pair's outputs, two residues of four positions, from their sums. In mode 3 no activation comes before y.
-    template <bool LEAKY> __device__ __forceinline__ void finish(int j, float (&v)[8]) const {
-        const float of_pair = bias(j);
-#pragma unroll
-        for (int e = 0; e < 8; e++) v[e] += of_pair;
-        if (MODE != 3) tables.activation.apply<LEAKY>(v);
+    /// All of this warp have what they need of a stage.
+    __device__ __forceinline__ void give_back(int of) const {
+        if (threadIdx.x % 32 == 0) barrier_arrive(place.barriers + BARRIERS * of + 8);
     }
 
-    /// Calls `f` with each of the lane's pairs and its outputs.
-    template <bool LEAKY, typename F> __device__ __forceinline__ void for_outputs(F f) const {
-#pragma unroll
-        for (int j = 0; j < PAIRS; j++) {
-            float v[8];
-#pragma unroll
-            for (int e = 0; e < 8; e++) v[e] = sum[e / 4][4 * j + e % 4];
-            finish<LEAKY>(j, v);
-            f(j, v);
-        }
-    }
-
-    /// The same by the definition.
-    template <typename F> __device__ __forceinline__ void for_defined(int n, int first, F f) {
-#pragma unroll 1
-        for (int j = 0; j < PAIRS; j++) {
-            float v[8];
-            define(n, first, j, v);
-            finish<true>(j, v);
-            f(j, v);
-        }
-        clear();
-    }
-
-    /// A pair's sums by the definition.
-    __device__ __forceinline__ void define(int n, int first, int j, float (&v)[8]) const {
-        const int row = place().first_row + 2 * pair(j);
-        const Element *weight = s.w + row;
-#pragma unroll
-        for (int e = 0; e < 8; e++) v[e] = 0.0f;
-#pragma unroll 1
-        for (int c = 0; c < s.in_channels && row < s.rows; c++, weight += s.rows) {
-            const float even = widen(weight[0]), odd = widen(weight[1]);
-#pragma unroll
-            for (int of = 0; of < 4; of++) {
-                const int p = first + position(of / 2, of % 2);
-                const float x = p < s.volume ? widen(s.x[n * s.x_n + ((long long)c * s.volume + p)]) : 0.0f;
-                v[2 * of] = fmaf(x, even, v[2 * of]);
-                v[2 * of + 1] = fmaf(x, odd, v[2 * of + 1]);
-            }
-        }
-    }
-
-    /// Where a position's outputs lie.
+    /// Where the outputs of a position lie from its sample's on.
     __device__ __forceinline__ int place_of(int p) const {
         const Divisors &by = tables.by;
         const int d = by.plane.divide(p), in_plane = p - d * by.plane.by, h = by.width.divide(in_plane);
         return d * s.d_stride * s.y_d + h * s.h_stride * s.y_h + (in_plane - h * by.width.by) * 2;
     }
 
-    /// Writes a pair's outputs. WHOLE: those of a lane that are neighbours in line at once, else position by position; where
-    /// they lie, from those of the pair on.
-    template <bool LEAKY, bool WHOLE> __device__ __forceinline__ void write(int j, float (&v)[8], Element *of_sample, const int (&at)[2]) const {
-        if (MODE == 2) {
-            const float4 norm = tables.norm[number()][pair(j)];
+    /// Notes where the outputs of a tile's positions lie, for all of the warpgroup. Half of the table is still read by those who are
+    /// behind.
+    __device__ __forceinline__ void note_places(int first) {
+        const int own = threadIdx.x % GROUP, p = first + own;
+        half ^= 1;
+        tables.places[group][half][own] = p < s.volume ? place_of(p) : NOWHERE;
+        asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
+    }
+
+    /// Outputs of two neighbouring positions, two residues each: from their sums, without the activation.
+    __device__ __forceinline__ void take(int j, float (&v)[4]) const {
+        v[0] = sum[4 * j], v[1] = sum[4 * j + 2], v[2] = sum[4 * j + 1], v[3] = sum[4 * j + 3];
+    }
+
+    /// The same by the definition.
+    __device__ __forceinline__ void define(int n, int first, int j, float (&v)[4]) const {
+        const Element *weight = s.w + 2 * pair();
+        v[0] = v[1] = v[2] = v[3] = 0.0f;
+#pragma unroll 1
+        for (int c = 0; c < s.in_channels && here(); c++, weight += s.rows) {
+            const float even = widen(weight[0]), odd = widen(weight[1]);
 #pragma unroll
-            for (int e = 0; e < 8; e++) v[e] = (v[e] - norm.x) * norm.y + norm.z;
-            tables.post.apply<LEAKY>(v);
+            for (int i = 0; i < 2; i++) {
+                const int p = first + 8 * j + 2 * t() + i;
+                const float x = p < s.volume ? widen(s.x[n * s.x_n + ((long long)c * s.volume + p)]) : 0.0f;
+                v[2 * i] = fmaf(x, even, v[2 * i]);
+                v[2 * i + 1] = fmaf(x, odd, v[2 * i + 1]);
+            }
         }
-        const int of_pair = tables.pair[number()][pair(j)].x;
-        Element *const to = of_sample + of_pair;
-        const bool here = of_pair != NOWHERE;
+    }
+
+    /// Outputs from their sums, normalized in mode 2. In mode 3 no activation comes before y. STRAIGHT: there is no slope, so that
+    /// the bias and the mean are one number; POSTED: there is an activation behind the norm.
+    template <bool STRAIGHT, bool POSTED> __device__ __forceinline__ void finish(float (&v)[4]) const {
+        if constexpr (STRAIGHT) {
+            const float least = tables.activation.least - bias;
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                if (MODE != 3) asm("max.NaN.f32 %0, %0, %1;" : "+f"(v[e]) : "f"(least));
+                v[e] += shift;
+                if (MODE == 2) v[e] = fmaf(v[e], factor, addend);
+            }
+        } else {
+#pragma unroll
+            for (int e = 0; e < 4; e++) v[e] += bias;
+            if (MODE != 3) tables.activation.apply<true>(v);
+            if (MODE == 2)
+#pragma unroll
+                for (int e = 0; e < 4; e++) v[e] = fmaf(v[e] - less, factor, addend);
+        }
+        if (MODE == 2 && POSTED) tables.post.apply<!STRAIGHT>(v);
+    }
+
+    /// Writes outputs of two neighbours, which are `j` and the next: position by position, of 16 bytes at once, or to where the copy
+    /// engine stores them from.
+    template <How HOW> __device__ __forceinline__ void write(Element *of_pair, int j, int own, const float (&one)[4], const float (&other)[4]) const {
+        [[maybe_unused]] const int *const places = tables.places[group][half] + 8 * j + own;
 #if KIND == 0
-        const uint4 all = make_uint4(narrow_both(v[0], v[1], Element{}), narrow_both(v[2], v[3], Element{}),
-                                     narrow_both(v[4], v[5], Element{}), narrow_both(v[6], v[7], Element{}));
-        if (WHOLE) {
-            put(to + at[0], all, here && at[0] != NOWHERE);
-            return;
-        }
-        const unsigned both[4] = {all.x, all.y, all.z, all.w};
-#else
-        if (WHOLE) {
-#pragma unroll
-            for (int i = 0; i < 2; i++)
-                put(to + at[i], make_float4(v[4 * i], v[4 * i + 1], v[4 * i + 2], v[4 * i + 3]), here && at[i] != NOWHERE);
-            return;
-        }
-        const float2 both[4] = {{v[0], v[1]}, {v[2], v[3]}, {v[4], v[5]}, {v[6], v[7]}};
+        const auto both = [](const float(&v)[4]) { return make_uint2(narrow_both(v[0], v[1], Element{}), narrow_both(v[2], v[3], Element{})); };
+        const uint2 first = both(one), second = both(other);
 #endif
+        if constexpr (HOW == COLLECTED) {
 #pragma unroll
-        for (int of = 0; of < 4; of++) {
-            const int one = tables.apart[of][thread()];
-            put(to + one, both[of], here && one != NOWHERE);
+            for (int k = 0; k < 2; k++) {
+                const int p = (j + k) % NEIGHBOURS * 8;
+                const unsigned to = area + (p < PART_POS / 2 ? 0 : s.past_half) + 2 * p * SIZE;
+#if KIND == 0
+                const uint2 v = k ? second : first;
+                asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(to), "r"(v.x), "r"(v.y) : "memory");
+#else
+                const float(&v)[4] = k ? other : one;
+                asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3]) : "memory");
+#endif
+            }
         }
-    }
-
-    /// Where a sample's outputs begin.
-    __device__ __forceinline__ Element *output_of(int n) const {
-        Element *of_sample = s.y + n * s.y_n;
-        // The compiler would rather multiply anew for each output.
-        asm volatile("" : "+l"(of_sample));
-        return of_sample;
-    }
-
-    /// Where one of the lane's positions of a tile is written, from its sample's start.
-    __device__ __forceinline__ int place_in(int first, int of) const {
-        const int p = first + position(of / 2, of % 2);
-        return p < s.volume ? place_of(p) : NOWHERE;
-    }
-
-    /// Writes a tile's outputs.
-    __device__ __forceinline__ void write(int n, int first, bool by_definition) {
-        Element *const of_sample = output_of(n);
-        const auto place_at = [&](int of) { return place_in(first, of); };
-        int at[2] = {NOWHERE, NOWHERE};
-        const bool leaky = tables.activation.leaky || MODE == 2 && tables.post.leaky;
-        if (s.whole && !by_definition) {
-            at[0] = place_at(0);
-            if (KIND != 0) at[1] = place_at(2);
-            if (leaky)
-                for_outputs<true>([&](int j, float(&v)[8]) { write<true, true>(j, v, of_sample, at); });
-            else
-                for_outputs<false>([&](int j, float(&v)[8]) { write<false, true>(j, v, of_sample, at); });
-            return;
+#if KIND == 0
+        if constexpr (HOW == TOGETHER) {
+            // Of two lanes the even one writes four positions of the first eight, the odd one of the second.
+            const bool odd = own / 2 % 2;
+            const uint2 give = odd ? first : second;
+            const uint2 given = make_uint2(__shfl_xor_sync(0xffffffffu, give.x, 1), __shfl_xor_sync(0xffffffffu, give.y, 1));
+            const int at = places[odd ? 6 : 0];
+            put(of_pair + at, odd ? make_uint4(given.x, given.y, second.x, second.y) : make_uint4(first.x, first.y, given.x, given.y),
+                here() && at != NOWHERE);
+        } else if constexpr (HOW == APART) {
+            const unsigned all[4] = {first.x, first.y, second.x, second.y};
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const int at = places[i / 2 * 8 + i % 2];
+                put(of_pair + at, all[i], here() && at != NOWHERE);
+            }
         }
-#pragma unroll 1
-        for (int of = 0; of < 4; of++) tables.apart[of][thread()] = place_at(of);
-        if (by_definition)
-            for_defined(n, first, [&](int j, float(&v)[8]) { write<true, false>(j, v, of_sample, at); });
-        else
-            for_outputs<true>([&](int j, float(&v)[8]) { write<true, false>(j, v, of_sample, at); });
-    }
-
-    /// Where this thread keeps statistics of the sample at hand: of each pair the mean of what it has computed, and squared
-    /// deviations from it. Registers are scarce.
-    __device__ __forceinline__ float2 &so_far(int j) const { return tables.so_far[j][thread()]; }
-
-    /// Merges statistics with those of so many more: which share of both these are. As by Chan, Golub and LeVeque, 1979.
-    __device__ __forceinline__ static float2 merged(float2 one, float seen, float2 other, float share) {
-        const float apart = other.x - one.x;
-        return make_float2(one.x + apart * share, one.y + (other.y + apart * apart * (seen * share)));
-    }
-
-    /// Adds a pair's outputs of a whole tile to the statistics, as by Youngs and Cramer, 1971: deviations are from the mean so
-    /// far, of the first outputs from one of them. `share`: of each output among all.
-    __device__ __forceinline__ void count(int j, const float (&v)[8], float share) {
-        const float2 before = so_far(j);
-        const float from = seen > 0.0f ? before.x : v[0];
-        float total[2] = {0.0f, 0.0f}, squares[2] = {0.0f, 0.0f};
+#else
+        if constexpr (HOW != COLLECTED)
 #pragma unroll
-        for (int e = 0; e < 8; e++) {
-            const float apart = v[e] - from;
-            total[e % 2] = e < 2 ? apart : total[e % 2] + apart;
-            squares[e % 2] = fmaf(apart, apart, squares[e % 2]);
-        }
-        const float all = total[0] + total[1], shift = all * share;
-        float more = fmaf(-all, shift, squares[0] + squares[1]);
-        // Lets NaN through.
-        asm("max.NaN.f32 %0, %0, 0f00000000;" : "+f"(more));
-        so_far(j) = make_float2(from + shift, before.y + more);
-    }
-
-    /// What of a tile the sample has: so many positions from its first one on, and so many outputs of each pair of this lane's,
-    /// which are that share of all that it has seen.
-    struct Part {
-        int positions, here;
-        float share;
-    };
-    __device__ __forceinline__ Part part_of(int first) const {
-        const int positions = s.volume - first;
-        int here = 0;
-#pragma unroll
-        for (int of = 0; of < 4; of++) here += position(of / 2, of % 2) < positions ? 2 : 0;
-        return {positions, here, __fdividef(here, fmaxf(seen + here, 1.0f))};
-    }
-
-    /// Adds those of a pair's outputs that the sample has to the statistics.
-    __device__ __forceinline__ void count(int j, float (&v)[8], const Part &part) {
-        if (part.here == 0) return;
-        const float less = left_out(j);
-        float total = 0.0f, m2 = 0.0f;
-#pragma unroll
-        for (int e = 0; e < 8; e++) v[e] -= less;
-#pragma unroll
-        for (int e = 0; e < 8; e += 2) total += position(e / 4, e / 2 % 2) < part.positions ? v[e] + v[e + 1] : 0.0f;
-        const float mean = __fdividef(total, part.here);
-#pragma unroll
-        for (int e = 0; e < 8; e++) m2 += position(e / 4, e / 2 % 2) < part.positions ? (v[e] - mean) * (v[e] - mean) : 0.0f;
-        so_far(j) = merged(so_far(j), seen, make_float2(mean, m2), part.share);
-    }
-
-    /// In mode 3 adds a pair's outputs, as y holds them, to the statistics: `of` a whole tile, of which each has that share,
-    /// or a part of it.
-    template <bool LEAKY, typename Of> __device__ __forceinline__ void count_written(int j, float (&v)[8], const Of &of) {
-        as_stored(v);
-        tables.post.apply<LEAKY>(v);
-        count(j, v, of);
-    }
-
-    /// In mode 3 writes a tile's outputs, and counts each pair's at once.
-    __device__ __forceinline__ void write_and_count(int n, int first, bool by_definition) {
-        Element *const of_sample = output_of(n);
-        const auto place_at = [&](int of) { return place_in(first, of); };
-        int at[2] = {NOWHERE, NOWHERE};
-        // What is counted in part is written position by position: registers do not suffice for both ways.
-        if (s.whole && !by_definition && s.volume - first >= POS) {
-            at[0] = place_at(0);
-            if (KIND != 0) at[1] = place_at(2);
-            const float share = __fdividef(1.0f, seen + 8.0f);
-            if (tables.post.leaky)
-                for_outputs<true>([&](int j, float(&v)[8]) { write<true, true>(j, v, of_sample, at), count_written<true>(j, v, share); });
-            else
-                for_outputs<false>([&](int j, float(&v)[8]) { write<false, true>(j, v, of_sample, at), count_written<false>(j, v, share); });
-            seen += 8.0f;
-            return;
-        }
-#pragma unroll 1
-        for (int of = 0; of < 4; of++) tables.apart[of][thread()] = place_at(of);
-        const Part part = part_of(first);
-        const auto write_apart = [&](int j, float(&v)[8]) { write<true, false>(j, v, of_sample, at), count_written<true>(j, v, part); };
-        if (by_definition)
-            for_defined(n, first, write_apart);
-        else
-            for_outputs<true>(write_apart);
-        seen += part.here;
-    }
-
-    /// Adds a tile's outputs, without a slope less the bias: it needs not be added to each.
-    __device__ __forceinline__ void count(int n, int first, bool by_definition) {
-        if (s.volume - first >= POS && !by_definition) {
-            const float share = __fdividef(1.0f, seen + 8.0f);
-            if (tables.activation.leaky) {
-                for_outputs<true>([&](int j, float(&v)[8]) { count(j, v, share); });
-            } else {
-#pragma unroll
-                for (int j = 0; j < PAIRS; j++) {
-                    const float least = tables.activation.least - bias(j);
-                    float v[8];
-#pragma unroll
-                    for (int e = 0; e < 8; e++) asm("max.NaN.f32 %0, %1, %2;" : "=f"(v[e]) : "f"(sum[e / 4][4 * j + e % 4]), "f"(least));
-                    count(j, v, share);
+            for (int k = 0; k < 2; k++) {
+                const float(&v)[4] = k ? other : one;
+                const int at = places[8 * k];
+                if constexpr (HOW == TOGETHER) {
+                    put(of_pair + at, make_float4(v[0], v[1], v[2], v[3]), here() && at != NOWHERE);
+                } else {
+                    const int next = places[8 * k + 1];
+                    put(of_pair + at, make_float2(v[0], v[1]), here() && at != NOWHERE);
+                    put(of_pair + next, make_float2(v[2], v[3]), here() && next != NOWHERE);
                 }
             }
-            seen += 8.0f;
-            return;
-        }
-        const Part part = part_of(first);
-        const auto count_here = [&](int j, float(&v)[8]) { count(j, v, part); };
-        // The compiler would rather begin both ways at once, for which registers do not suffice.
-#pragma unroll
-        for (int i = 0; i < 2; i++)
-#pragma unroll
-            for (int e = 0; e < ROWS / 2; e++) asm volatile("" : "+f"(sum[i][e]));
-        if (by_definition)
-            for_defined(n, first, count_here);
-        else
-            for_outputs<true>(count_here);
-        seen += part.here;
+#endif
     }
 
-    /// Writes a sample's statistics and forgets them. Of the lanes that have a pair's each writes those of another.
-    __device__ __forceinline__ void hand_over(int sample) {
-        const int pairs = s.rows / 2, own = place().first_row / 2 + pair(g());
-#pragma unroll 1
-        for (int j = 0; j < PAIRS; j++) {
-            float2 all = so_far(j);
-            float count = seen;
+    /// Stores what this warp has collected of a part, from a sample's position `first` on: of pairs that are lines of y which lie side
+    /// by side those lines together.
+    __device__ __forceinline__ void store_collected(Element *of_pair, int first) const {
+        asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+        meet();
+        const int width = 1 << s.line_bits, length = 2 * width + s.past_line, line = t(), p = first + line * width;
+        const bool is_first = s.past_line == 0 || pair() - tables.by.h_stride.divide(pair()) * s.h_stride == 0;
+        if (here() && is_first && line * width < PART_POS && p < s.volume)
+            store(of_pair + place_of(p), area + (line * length - 4 * t()) * SIZE, length * SIZE);
+        stored();
+    }
+
+    /// Statistics of some more outputs of the sample: sums of what they are off from one of them, or from the mean so far, and of the
+    /// squares of that.
+    struct Counted {
+        float seen, from, total[2], squares[2];
+    };
+    __device__ __forceinline__ Counted counted() const {
+        const Moments all = moments();
+        return {all.seen, all.mean, {0.0f, 0.0f}, {0.0f, 0.0f}};
+    }
+
+    /// What this thread has counted: in a register, or where these do not suffice in shared memory.
+    __device__ __forceinline__ Moments moments() const { return MOMENTS_SHARED ? tables.moments[thread()] : own; }
+    __device__ __forceinline__ void keep(const Moments &all) { (MOMENTS_SHARED ? tables.moments[thread()] : own) = all; }
+
+    /// Adds outputs of neighbours, of which so many positions are the sample's, or all where WHOLE.
+    template <bool WHOLE> __device__ __forceinline__ void count(Counted &counted, int j, int own, const float (&v)[4], int positions) const {
+        if (j % (MODE == 3 ? NEIGHBOURS : 2 * NEIGHBOURS) == 0 && counted.seen == 0.0f) counted.from = v[0];
 #pragma unroll
-            for (int lanes = 4; lanes < 32; lanes *= 2) {
-                const float others = __shfl_xor_sync(0xffffffffu, count, lanes), share = __fdividef(others, fmaxf(count + others, 1.0f));
-                const float2 of_others = make_float2(__shfl_xor_sync(0xffffffffu, all.x, lanes), __shfl_xor_sync(0xffffffffu, all.y, lanes));
-                all = merged(all, count, of_others, share);
-                count += others;
+        for (int e = 0; e < 4; e++) {
+            const float off = WHOLE || 8 * j + own + e / 2 < positions ? v[e] - counted.from : 0.0f;
+            counted.total[e % 2] += off;
+            counted.squares[e % 2] = fmaf(off, off, counted.squares[e % 2]);
+        }
+    }
+
+    /// Adds those to the statistics: of so many positions that the sample has from where they begin, or at most of those. As by Youngs and Cramer, 1971.
+    __device__ __forceinline__ void add(const Counted &counted, int positions, int most) {
+        // Two of each eight positions, with two residues each.
+        const int own = min(positions, most) - 2 * t(), more = 2 * (own / 8 * 2 + min(own % 8, 2));
+        if (own <= 0) return;
+        const float seen = counted.seen + more, all = counted.total[0] + counted.total[1], shift = __fdividef(all, seen);
+        // Deviations from a mean that moves by that; before, what was seen had no part in `all`.
+        float squares = fmaf(-all, shift, counted.squares[0] + counted.squares[1]);
+        // Lets NaN through.
+        asm("max.NaN.f32 %0, %0, 0f00000000;" : "+f"(squares));
+        keep({seen, counted.from + shift, moments().deviations + squares});
+    }
+
+    /// Writes a part of a tile, counts it, or both: from a sample's position `first` on. `outputs` are those of neighbours.
+    template <int PART, How HOW, bool WHOLE, bool UNROLLED, typename Outputs>
+    __device__ __forceinline__ void finish_part(int n, int first, Counted &so_far, const Outputs &outputs) {
+        Element *const of_pair = to_pair + n * s.y_n;
+        if (HOW == COLLECTED) {
+            // The copy engine has read what was there.
+            stored_read();
+            meet();
+        }
+        // Of each eight positions this lane's first one.
+        const int own_position = 2 * t();
+#pragma unroll(UNROLLED ? NEIGHBOURS / 2 : 1)
+        for (int j = PART * NEIGHBOURS; j < (PART + 1) * NEIGHBOURS; j += 2) {
+            float v[2][4];
+#pragma unroll
+            for (int k = 0; k < 2; k++) outputs(j + k, v[k]);
+            if (WRITES) write<HOW>(of_pair, j, own_position, v[0], v[1]);
+#pragma unroll
+            for (int k = 0; k < 2; k++) {
+                if (MODE == 3) {
+                    as_stored(v[k]);
+                    tables.post.apply<true>(v[k]);
+                }
+                if (COUNTS) count<WHOLE>(so_far, j + k, own_position, v[k], s.volume - first);
             }
-            if (j == g() && own < pairs) {
-                const long long at = ((long long)(sample * place().teams + place().team) * 4 + warp()) * pairs + own;
-                s.part_mean[at] = all.x + left_out(j);
-                s.part_m2[at] = all.y;
-                s.part_count[at] = count;
-            }
-            so_far(j) = make_float2(0.0f, 0.0f);
         }
-        seen = 0.0f;
+        if (HOW == COLLECTED) store_collected(of_pair, first + PART * PART_POS);
+    }
+    template <How HOW, bool WHOLE, bool UNROLLED, typename Outputs> __device__ __forceinline__ void finish_parts(int n, int first, const Outputs &outputs) {
+        Counted so_far = counted();
+        finish_part<0, HOW, WHOLE, UNROLLED>(n, first, so_far, outputs);
+        // Where registers are scarce of each part.
+        if (MODE == 3) {
+            add(so_far, s.volume - first, PART_POS);
+            so_far = counted();
+        }
+        finish_part<1, HOW, WHOLE, UNROLLED>(n, first, so_far, outputs);
+        if (COUNTS) add(so_far, s.volume - first - (MODE == 3 ? PART_POS : 0), MODE == 3 ? PART_POS : POS);
     }
 
-    /// Those of all samples before one that are not written yet.
-    __device__ __forceinline__ void hand_over_until(int n) {
-        int &of_warp = tables.sample[thread() / 32];
-        const int before = uniform(of_warp);
-        __syncwarp();
-#pragma unroll 1
-        for (int sample = before; sample < n; sample++) {
-            hand_over(sample);
-            if (thread() % 32 == 0) of_warp = sample + 1;
-        }
-        __syncwarp();
-    }
-
-    /// The normalization of a sample, once all of the warpgroup have done with that of the one before.
-    __device__ __forceinline__ void normalize(int n) {
-        asm volatile("bar.sync %0, 128;" ::"r"(number() + 1) : "memory");
-        const int own = thread() % GROUP;
-        if (own % 32 == 0) tables.sample[thread() / 32] = n;
-        if (const int of = place().first_row / 2 + own; own < ROWS / 2 && of < s.rows / 2) {
-            const int channel = tables.by.half_taps.divide(of), at = n * s.norm_groups + channel / s.group_channels;
-            const float factor = s.rstd[at] * (s.gamma ? widen(s.gamma[channel]) : 1.0f);
-            tables.norm[number()][own] = make_float4(s.mean[at], factor, s.beta ? widen(s.beta[channel]) : 0.0f, 0.0f);
-        }
-        asm volatile("bar.sync %0, 128;" ::"r"(number() + 1) : "memory");
-    }
-
-    /// The first products are added to nothing, which the compiler does not know: until here it keeps nothing of the sums.
-    __device__ __forceinline__ void clear() {
+    /// The same of sums.
+    template <How HOW, bool STRAIGHT, bool POSTED> __device__ __forceinline__ void finish_tile(int n, int first) {
+        const auto outputs = [&](int j, float(&v)[4]) {
+            take(j, v);
+            finish<STRAIGHT, POSTED>(v);
+            if (MODE == 1)
 #pragma unroll
-        for (int i = 0; i < 2; i++)
-#pragma unroll
-            for (int e = 0; e < ROWS / 2; e++) sum[i][e] = 0.0f;
+                for (int e = 0; e < 4; e++) v[e] -= left_out;
+        };
+        finish_parts<HOW, HOW != APART, true>(n, first, outputs);
     }
 
-    /// All that this warpgroup does.
-    __device__ __forceinline__ void run() {
-        clear();
-        if (COUNTS)
-            for (int j = 0; j < PAIRS; j++) so_far(j) = make_float2(0.0f, 0.0f);
-#pragma unroll 1
-        for (int base = 0; base < s.items; base += teams()) {
-            multiply_tile(base);
-            const int i = uniform(base + place().team);
-            if (i >= s.items) continue;
-            const int item = item_of(s, i), n = tables.by.pos_blocks.divide(item), first = (item - n * tables.by.pos_blocks.by) * POS;
-            const bool bad = (KIND != 0 || MODE == 1) && (tables.bad_weight || KIND != 0 && __any_sync(0xffffffffu, undefined));
-            if (COUNTS) hand_over_until(n);
-            if (MODE == 2 && n != uniform(tables.sample[thread() / 32])) normalize(n);
-            if (MODE == 3)
-                write_and_count(n, first, bad);
-            else if (COUNTS)
-                count(n, first, bad);
+    /// Whether outputs that are written are counted one by one. They are written so, too: registers do not suffice for all ways.
+    __device__ __forceinline__ bool is_counted_in_part(int first) const { return MODE == 3 && s.volume - first < POS; }
+
+    /// The same, as it has to be.
+    __device__ __forceinline__ void finish_tile(int n, int first, int by_definition) {
+        const bool leaky = MODE != 3 && tables.activation.leaky || MODE == 2 && tables.post.leaky;
+        if (by_definition) {
+            const auto outputs = [&](int j, float(&v)[4]) {
+                define(n, first, j, v);
+                finish<false, true>(v);
+#pragma unroll
+                for (int e = 0; e < 4; e++) v[e] -= left_out;
+            };
+            finish_parts<APART, false, false>(n, first, outputs);
+        } else if (MODE == 1 && !leaky && s.volume - first >= POS) {
+            // Without the bias: it needs not be added to each.
+            const float least = tables.activation.least - left_out;
+            const auto outputs = [&](int j, float(&v)[4]) {
+                take(j, v);
+#pragma unroll
+                for (int e = 0; e < 4; e++) asm("max.NaN.f32 %0, %0, %1;" : "+f"(v[e]) : "f"(least));
+            };
+            finish_parts<APART, true, true>(n, first, outputs);
+        } else if (MODE == 1 || s.how == APART || is_counted_in_part(first)) {
+            finish_tile<APART, false, true>(n, first);
+        } else if (s.how == TOGETHER) {
+            if (leaky)
+                finish_tile<TOGETHER, false, true>(n, first);
             else
-                write(n, first, bad);
+                finish_tile<TOGETHER, true, true>(n, first);
+        } else {
+            if (leaky)
+                finish_tile<COLLECTED, false, true>(n, first);
+            else if (MODE == 2 && tables.post.least == 0.0f)
+                finish_tile<COLLECTED, true, true>(n, first);
+            else
+                finish_tile<COLLECTED, true, false>(n, first);
+        }
+    }
+
+    /// Writes what the team has of the statistics of all samples before one, and forgets it.
+    __device__ __forceinline__ void hand_over_until(int n) {
+#pragma unroll 1
+        for (; sample < n; sample++) {
+            Moments all = moments();
+#pragma unroll
+            for (int lanes = 1; lanes < 4; lanes *= 2) {
+                const float others = __shfl_xor_sync(0xffffffffu, all.seen, lanes), apart = __shfl_xor_sync(0xffffffffu, all.mean, lanes) - all.mean;
+                const float share = __fdividef(others, fmaxf(all.seen + others, 1.0f));
+                all.deviations += __shfl_xor_sync(0xffffffffu, all.deviations, lanes) + apart * apart * (all.seen * share);
+                all.mean += apart * share;
+                all.seen += others;
+            }
+            if (t() == 0 && here()) {
+                const long long at = ((long long)sample * place.teams + place.team) * (s.rows / 2) + pair();
+                s.part_mean[at] = all.mean + left_out;
+                s.part_m2[at] = all.deviations;
+                s.part_count[at] = all.seen;
+            }
+            keep({0.0f, 0.0f, 0.0f});
+        }
+    }
+
+    /// The normalization of a sample.
+    __device__ __forceinline__ void normalize(int n) {
+        sample = n;
+        if (!here()) return;
+        const int channel = tables.by.half_taps.divide(pair()), at = n * s.norm_groups + channel / s.group_channels;
+        less = s.mean[at];
+        factor = s.rstd[at] * (s.gamma ? widen(s.gamma[channel]) : 1.0f);
+        addend = s.beta ? widen(s.beta[channel]) : 0.0f;
+        shift = bias - less;
+    }
+
+    __device__ __forceinline__ void run(const unsigned char *memory) {
+        // The first products are added to nothing.
+#pragma unroll
+        for (int e = 0; e < POS / 2; e++) sum[e] = 0.0f;
+        if (COUNTS) keep({0.0f, 0.0f, 0.0f});
+#pragma unroll 1
+        for (int i = place.team; i < s.items; i += place.teams) {
+            const int item = item_of(s, i), n = tables.by.pos_blocks.divide(item), first = (item - n * tables.by.pos_blocks.by) * POS;
+            const int undefined = multiply_tile(memory), by_definition = tables.bad || KIND != 0 && undefined;
+            if (WRITES && (s.how != COLLECTED || by_definition || is_counted_in_part(first))) note_places(first);
+            if (COUNTS) hand_over_until(n);
+            if (MODE == 2 && n != sample) normalize(n);
+            matrix_wait<0>();
+            give_back((slot ? slot : s.stages) - 1);
+            finish_tile(n, first, by_definition);
         }
         if (COUNTS) hand_over_until(tables.by.pos_blocks.divide(s.items));
+        // Shared memory stays until all has been read.
+        if (WRITES) stored_read();
     }
 };
+
+/// Which row of all a row of the block's is: those of a warp are its pairs' first ones, then their second ones.
+__device__ __forceinline__ int row_of(int i) { return i / 16 * 16 + i % 8 * 2 + i / 8 % 2; }
 
 /// Weights in panels of 16 bytes of each row; the split's low parts behind all others.
 __device__ __forceinline__ void keep_weights(const Sizes &s, Tables &tables, unsigned char *to, int first_row) {
     const int rows = ROWS * s.row_groups, vectors = rows * (KC / VECTOR) * s.chunks;
-#pragma unroll 2
-    for (int i = threadIdx.x; i < vectors; i += THREADS) {
-        const int panel = i / rows, row = first_row + i % rows, c = panel * VECTOR;
+    // Several at once, for the way from memory.
+#pragma unroll 4
+    for (int i = threadIdx.x; i < vectors; i += MULTIPLIERS) {
+        const int panel = i / rows, row = first_row + row_of(i - panel * rows), c = panel * VECTOR;
         alignas(16) Element v[E];
 #pragma unroll
         for (int e = 0; e < E; e++) v[e] = row < s.rows && c + e < s.in_channels ? s.w[(long long)(c + e) * s.rows + row] : Element{};
@@ -564,7 +593,7 @@ __device__ __forceinline__ void keep_weights(const Sizes &s, Tables &tables, uns
         unsigned most = 0;
 #pragma unroll
         for (int e = 0; e < E; e++) most = max(most, within_parts(magnitude(v[e])));
-        if (most >= 0x7f800000u) tables.bad_weight = 1;
+        if (most >= 0x7f800000u) tables.bad = 1;
 #endif
         uint4 low;
         *(uint4 *)(to + 16 * i) = operand(v, 1.0f, &low);
@@ -572,60 +601,67 @@ __device__ __forceinline__ void keep_weights(const Sizes &s, Tables &tables, uns
     }
 }
 
+/// Where a lane collects its outputs in the area of its warp: lines of y that are stored together, of so many pairs, lie side by side.
+__device__ __forceinline__ int place_in_area(int together, int line_bits) {
+    const int pair = threadIdx.x % 32 / 4, some = pair / together, line = pair - some * together;
+    return some * (together * 2 * PART_POS * SIZE + AREA_PAD) + ((2 * line << line_bits) + 4 * (threadIdx.x % 4)) * SIZE;
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS, 1) shuffle_wgmma(
     const Element *x, const Element *w, const Element *bias, Element *y, int in_channels, int out_channels, int volume, int plane,
     int width, int d_stride, int h_stride, long long x_n, long long y_n, int y_c, int y_d, int y_h, int chunks, int pos_blocks, int items,
-    int row_blocks, int row_groups, int stages, int ahead, int whole, int has_bias, int activation, double slope,
+    int row_blocks, int row_groups, int stages, int ahead, int how, int line_bits, int past_line, int has_bias, int activation, double slope,
     float *part_mean, float *part_m2, float *part_count, const float *mean, const float *rstd, const Element *gamma, const Element *beta,
     int norm_groups, int group_channels, int post_activation, double post_slope) {
     extern __shared__ __align__(128) unsigned char memory[];
     __shared__ Tables tables;
-    const int taps = d_stride * h_stride * 2;
+    const int taps = d_stride * h_stride * 2, teams = GROUPS / row_groups;
     const Sizes s = {x, w, y, in_channels, volume, out_channels * taps, d_stride, h_stride, x_n, y_n, y_d, y_h, chunks, items, row_groups,
-                     stages, ahead, whole, part_mean, part_m2, part_count, mean, rstd, gamma, beta,
-                     norm_groups, group_channels};
-    const int teams = GROUPS / row_groups;
-    const unsigned barriers = shared(memory), weights_offset = (16 * stages * teams + 127) / 128 * 128;
+                     stages, ahead, how, line_bits, past_line, 1 << line_bits < PART_POS ? past_line * SIZE : 0, part_mean, part_m2, part_count, mean, rstd, gamma, beta, norm_groups, group_channels};
+    const unsigned barriers = shared(memory), weights_offset = (BARRIERS * stages * teams + 127) / 128 * 128;
     const unsigned weights = barriers + weights_offset, ring = weights + 16 * PARTS * ROWS * row_groups * (KC / VECTOR) * chunks;
     // Of each stage what says that it is full, and that it is empty.
     if (threadIdx.x < stages * teams) {
-        barrier_init(barriers + 16 * threadIdx.x, row_groups * GROUP);
-        barrier_init(barriers + 16 * threadIdx.x + 8, row_groups * GROUP / 32);
+        barrier_init(barriers + BARRIERS * threadIdx.x, row_groups * 32);
+        barrier_init(barriers + BARRIERS * threadIdx.x + 8, row_groups * GROUP / 32);
+        *(int4 *)(memory + BARRIERS * threadIdx.x + 16) = make_int4(0, 0, 0, 0);
     }
     if (const int i = threadIdx.x - 32; i >= 0 && i < sizeof(Divisors) / sizeof(Divisor))
         ((Divisor *)&tables.by)[i] = Divisor(i == 0 ? plane : i == 1 ? width : i == 2 ? pos_blocks : i == 3 ? taps / 2 : h_stride);
-    if (threadIdx.x == 64) tables.bad_weight = 0;
-    if (threadIdx.x < THREADS / 32) tables.sample[threadIdx.x] = COUNTS ? 0 : -1;
+    if (threadIdx.x == 64) tables.bad = 0;
     if (threadIdx.x == 65) tables.activation = Straight(activation, slope);
     if (threadIdx.x == 66) tables.post = Straight(post_activation, post_slope);
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    const int of_grid = blockIdx.x / row_blocks, first_row = (blockIdx.x - of_grid * row_blocks) * ROWS * row_groups;
+    // Of a warpgroup, and of the warp that copies for it.
+    const auto place_of = [&](int i) -> Place {
+        const int team = i / row_groups;
+        return {of_grid * teams + team, (int)gridDim.x / row_blocks * teams, barriers + BARRIERS * team * stages, ring + team * stages * PARTS * STAGE,
+                weights + 16 * ROWS * (i - team * row_groups)};
+    };
     __syncthreads();
-    const int group = blockIdx.x / row_blocks, all_teams = (int)gridDim.x / row_blocks * teams, first_row = (blockIdx.x - group * row_blocks) * ROWS * row_groups;
-    if (const int i = threadIdx.x; i < GROUPS) {
-        const int team = i / row_groups, of_team = i % row_groups;
-        tables.place[i] = {group * teams + team, all_teams, first_row + of_team * ROWS, barriers + 16 * team * stages, ring + SIZE * team * stages * STAGE,
-                           weights + 16 * ROWS * of_team};
+    if (threadIdx.x >= MULTIPLIERS) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COPIER_REGISTERS));
+        const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32 - MULTIPLIERS / 32, 0);
+        const Copier copier = {s, tables, place_of(warp), warp % row_groups * 32 + (int)threadIdx.x % 32, row_groups * 32};
+        copier.run(memory);
+        return;
     }
-    for (int i = threadIdx.x; i < GROUPS * ROWS / 2; i += THREADS) {
-        const int of = i / (ROWS / 2), row = first_row + of % row_groups * ROWS + i % (ROWS / 2) * 2, pair = row / 2;
-        const int channel = tables.by.half_taps.divide(pair), tap = pair - channel * (taps / 2), td = tables.by.h_stride.divide(tap);
-        const bool here = row < s.rows;
-        const float add = here && has_bias ? widen(bias[channel]) : 0.0f;
-        int at = here ? channel * y_c + td * y_d + (tap - td * h_stride) * y_h : NOWHERE;
-        if (MODE == 1) {
-            // What is infinite is left to the definition.
-            const bool finite = fabsf(add) < INFINITY;
-            if (!finite) tables.bad_weight = 1;
-            at = __float_as_int(activation != 2 && finite ? add : 0.0f);
-        }
-        tables.pair[of][i % (ROWS / 2)] = make_int2(at, __float_as_int(add));
-    }
-    __syncthreads();
-    Warpgroup warpgroup(s, tables);
-    // Copies are on their way before the weights are there.
-    warpgroup.start();
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(MULTIPLIER_REGISTERS));
     keep_weights(s, tables, memory + weights_offset, first_row);
+    const int group = __shfl_sync(0xffffffffu, threadIdx.x / GROUP, 0), first_pair = (first_row + group % row_groups * ROWS) / 2;
+    const int pair = first_pair + threadIdx.x % GROUP / 32 * 8 + threadIdx.x % 32 / 4;
+    const bool here = pair < s.rows / 2;
+    const int channel = tables.by.half_taps.divide(pair), tap = pair - channel * (taps / 2), td = tables.by.h_stride.divide(tap);
+    const float add = here && has_bias ? widen(bias[channel]) : 0.0f;
+    // What is infinite is not less by it.
+    const bool finite = fabsf(add) < INFINITY;
+    if (!finite) tables.bad = 1;
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-    __syncthreads();
-    warpgroup.run();
+    asm volatile("bar.sync %0, %1;" ::"n"(GROUPS + 1), "n"(MULTIPLIERS) : "memory");
+    const unsigned areas = ring + teams * stages * PARTS * STAGE;
+    Multiplier multiplier = {s, tables, place_of(group), group, first_pair, add, MODE == 1 && activation != 2 && finite ? add : 0.0f,
+                             y + (here ? (long long)channel * y_c + td * y_d + (tap - td * h_stride) * y_h : 0),
+                             areas + threadIdx.x / 32 * AREA + place_in_area(past_line ? h_stride : 1, line_bits)};
+    multiplier.run(memory);
 }

@@ -17,6 +17,9 @@ const UNIT: i64 = 16;
 /// Warpgroups of a block of `shuffle_wgmma`, and rows of one.
 const GROUPS: i64 = 4;
 const ROWS: i64 = 64;
+/// Positions that its warps collect at a time, and pairs of rows that one has.
+const COLLECTED: i64 = 64;
+const PAIRS: i64 = 8;
 /// Warps of a block of `shuffle_ring` that copy; of two parts half as many.
 const COPIERS: i64 = 8;
 /// Past what 32 bits count.
@@ -65,8 +68,9 @@ impl Layout {
         let row_blocks = call.int("row_blocks");
         assert!(row_blocks > 0 && call.grid[0] % row_blocks == 0, "{:?}, {row_blocks}", call.grid);
         let teams = if wgmma { GROUPS / call.int("row_groups") } else { 1 };
+        let parts = if call.size("KIND") == 3 { 2 } else { 1 };
         let (rows, warp_positions, places) = if wgmma {
-            (ROWS * call.int("row_groups"), 32, 4)
+            (ROWS * call.int("row_groups"), 128, 1)
         } else {
             (call.size("WARP_ROWS") * call.size("ROW_WARPS"), call.size("WARP_POS"), call.size("POS_WARPS"))
         };
@@ -75,7 +79,7 @@ impl Layout {
             ring_last: call.kernel() == "shuffle_ring_last",
             size,
             vector: 16 / size,
-            parts: if call.size("KIND") == 3 { 2 } else { 1 },
+            parts,
             rows,
             positions: warp_positions * places,
             warp_positions,
@@ -92,6 +96,11 @@ impl Layout {
             items: call.int("items"),
             groups: call.grid[0] / row_blocks * teams,
         }
+    }
+
+    /// Channels of a stage.
+    fn chunk(&self) -> i64 {
+        if self.together == 2 { CHUNK / self.parts } else { CHUNK }
     }
 
     fn samples(&self) -> i64 {
@@ -128,7 +137,7 @@ impl Layout {
         }
         let (row_step, pos_step) = match (self.last, self.strides[2]) {
             (true, _) => (4, 1),
-            // Of 16 bits eight.
+            // Of 16 bits two lanes give one what it writes.
             (false, 2) if self.together == 2 => (2, self.vector / 2),
             (false, 2) => (2, 2),
             _ => (1, 4),
@@ -156,6 +165,15 @@ fn is_ring(call: &Call<'_>) -> bool {
 /// Whether it is the kernel of all layouts and strides.
 fn is_gemm(call: &Call<'_>) -> bool {
     call.kernel() == "shuffle_gemm"
+}
+
+/// How it writes what a lane has of neighbours: 0, position by position; 1, at once; 2, by the copy engine, whole lines.
+fn whole(call: &Call<'_>) -> i64 {
+    match call.kernel() {
+        "shuffle_wgmma" => call.int("how"),
+        "shuffle_ring_last" => 1,
+        _ => call.int("whole"),
+    }
 }
 
 /// What a launch does with what it computes.
@@ -193,13 +211,13 @@ pub fn check(call: &Call<'_>) {
     let Layout { last, rows, positions, taps, channels, .. } = layout;
     let [chunks, row_blocks, pos_blocks] = call.ints(["chunks", "row_blocks", "pos_blocks"]);
     assert!(call.grid[0] > 0 && call.grid[1..] == [1, 1], "{what}");
-    for (name, most) in [("whole", 1), ("has_bias", 1), ("activation", 2), ("post_activation", 2)] {
+    for (name, most) in [("whole", 1), ("how", 2), ("has_bias", 1), ("activation", 2), ("post_activation", 2)] {
         assert!(!call.has(name) || (0..=most).contains(&call.int(name)), "{name} of {what}");
     }
     assert!((0..=3).contains(&mode(call)), "mode {} of {what}", mode(call));
 
     // All channels, rows and positions, and no block without any.
-    assert!(covers(chunks, CHUNK, layout.in_channels), "{chunks} chunks of {what}");
+    assert!(covers(chunks, layout.chunk(), layout.in_channels), "{chunks} chunks of {what}");
     if last {
         assert!(channels % UNIT == 0 && taps * channels <= rows, "{channels} channels of {what}");
         assert!(covers(row_blocks, channels, layout.out_channels), "{row_blocks} row blocks of {what}");
@@ -318,31 +336,46 @@ fn check_wgmma(call: &Call<'_>, layout: &Layout) {
     let what = call.variant.name;
     let [row_groups, stages, ahead, chunks] = call.ints(["row_groups", "stages", "ahead", "chunks"]);
     let size = layout.size;
-    assert_eq!(i64::from(call.variant.threads), 128 * GROUPS, "{what}");
+    assert_eq!(i64::from(call.variant.threads), (128 + 32) * GROUPS, "{what}");
     assert!([1, 2, 4].contains(&row_groups), "{row_groups} warpgroups of {what}");
     assert!(mode(call) != 3 || call.int("activation") == 0, "an activation before y of {what}");
-    assert!(ahead > 0 && ahead * chunks < stages, "{ahead} items ahead, {stages} stages: {what}");
+    assert!((1..=2).contains(&ahead) && chunks.min(2) + ahead <= stages, "{ahead} of {stages} stages: {what}");
     let teams = GROUPS / row_groups;
     assert!(stages * teams <= 128 * GROUPS, "{stages} stages of {what}");
-    let weights = size * CHUNK * chunks * layout.rows * layout.parts;
-    let barriers = (16 * stages * teams + 127) / 128 * 128;
-    assert_eq!(
-        call.shared,
-        barriers + weights + size * teams * stages * CHUNK * (layout.positions + 8),
-        "{what}"
-    );
+    let (chunk, how) = (layout.chunk(), call.int("how"));
+    let weights = size * chunk * chunks * layout.rows * layout.parts;
+    let barriers = (32 * stages * teams + 127) / 128 * 128;
+    // Panels of 16 bytes: of 16 bits positions of each channel, else channels of each position.
+    let (panels, of_panel) =
+        if size == 2 { (layout.positions / 8, chunk) } else { (chunk / 4, layout.positions) };
+    let stage = layout.parts * panels * 16 * (of_panel + 1);
+    let areas = if how == 2 { 4 * GROUPS * PAIRS * (2 * COLLECTED * size + 32) } else { 0 };
+    assert_eq!(call.shared, barriers + weights + teams * stages * stage + areas, "{what}");
     let most = if layout.parts == 2 { 192 } else { i64::MAX };
     assert!(layout.in_channels <= most, "{} channels of {what}", layout.in_channels);
     let x_n = call.int("x_n");
     assert!(layout.volume * size % 16 == 0 && x_n * size % 16 == 0, "{} positions: {what}", layout.volume);
-    let of_line = if size == 4 { 2 } else { 4 };
-    assert!(call.int("whole") == 0 || call.int("width") % of_line == 0, "{what}");
+    let [width, line_bits, past_line, y_h] = call.ints(["width", "line_bits", "past_line", "y_h"]);
+    assert!(how != 1 || width % (8 / size) == 0, "{what}");
+    assert!(how == 2 || past_line == 0, "{past_line} past a line of {what}");
+    if how == 2 {
+        // Lines are of whole eights of positions, in what is collected at a time, or the other way round.
+        let line = width.min(COLLECTED);
+        assert!(mode(call) != 1 && line == 1 << line_bits, "lines of {line}: {what}");
+        assert!(line % 8 == 0 && COLLECTED % line == 0 && width % line == 0, "lines of {width}: {what}");
+        // Those of y that are stored together lie side by side, and a warp has all of them.
+        let h_stride = layout.strides[1];
+        assert!(past_line == 0 || past_line == (h_stride - 1) * 2 * line, "{past_line} past a line of {what}");
+        assert!(past_line == 0 || PAIRS % h_stride == 0 && width == line && y_h == 2 * line, "{what}");
+    }
 }
 
 /// What is unusual about a launch.
 pub fn features(call: &Call<'_>) -> Vec<&'static str> {
     let layout = Layout::new(call);
-    let (whole, chunks) = (if layout.ring_last { 1 } else { call.int("whole") }, call.int("chunks"));
+    let (whole, chunks) = (whole(call), call.int("chunks"));
+    let collected = whole == 2;
+    let (joined, parts) = (collected && call.int("past_line") > 0, collected && call.int("width") > COLLECTED);
     let (mode, wgmma) = (mode(call), is_wgmma(call));
     let x_unit = if is_gemm(call) { call.int("x_unit") } else { 16 };
     let rows = if layout.last { layout.channels } else { layout.rows };
@@ -356,6 +389,9 @@ pub fn features(call: &Call<'_>) -> Vec<&'static str> {
         ("copies of 4 bytes", x_unit == 4),
         ("copies of 8 bytes", x_unit == 8),
         ("copies of 16 bytes", x_unit == 16),
+        ("lines stored alone", collected && !joined && !parts),
+        ("lines stored in parts", parts),
+        ("lines stored together", joined),
         ("many channels", is_ring(call)),
         ("neighbours apart", whole == 0),
         ("neighbours together", whole == 1),
@@ -410,11 +446,11 @@ fn fetch(call: &Call<'_>, machine: &Machine, layout: &Layout, item: i64) -> (Vec
     let kept: Vec<Vec<f64>> = (0..layout.in_channels)
         .map(|c| (0..count).map(|position| read(c, first + position)).collect())
         .collect();
-    // A vector is of neighbours in memory.
+    // A vector is of neighbours in memory, or as operands.
     let vector = layout.vector as usize;
     let is_bad = |values: &[f64]| is_out_of_range(layout.parts, values.iter().copied());
     let bad = call.size("KIND") != 0
-        && if layout.last {
+        && if layout.last || is_wgmma(call) {
             (0..count as usize).any(|p| {
                 kept.chunks(vector).any(|some| is_bad(&some.iter().map(|line| line[p]).collect::<Vec<_>>()))
             })
@@ -512,7 +548,7 @@ fn write(
     let [y_n, y_c, y_d, y_h] = call.ints(["y_n", "y_c", "y_d", "y_h"]);
     let y_w = if call.has("y_w") { call.int("y_w") } else { 1 };
     let [plane, width] = call.ints(["plane", "width"]);
-    let whole = if layout.ring_last { 1 } else { call.int("whole") };
+    let whole = whole(call);
     let y = call.pointer("y");
     let [sample, first] = layout.first(item);
     let [d_stride, h_stride, w_stride] = layout.strides;

@@ -10,7 +10,7 @@ use volup::testing::{Case, cases};
 use volup::{Activation, DType, MemoryFormat, Precision};
 
 /// What the table has not, and why.
-const ROWS: [(&str, &str); 19] = [
+const ROWS: [(&str, &str); 23] = [
     (
         "n 3, 4x6x10, 40>20, k 2, s 2, bias, relu, gn 5, leaky_relu(0.1)",
         "blocks that take many, all that follows",
@@ -39,6 +39,10 @@ const ROWS: [(&str, &str); 19] = [
     ("n 2, 4x4x5, 32>10, k 3x1x2, s 3x1x2, bias, gn 5", "the same with odd lines, few channels of y"),
     ("n 1, 2x3x4, 96>12, k 2, s 2, relu", "the same, one block of positions"),
     ("n 2, 2x3x4, 9>16, k 2, s 2, tanh, gn 2, relu", "a curved activation is not for this family"),
+    ("n 2, 1x3x32, 20>6, k 2, s 2, bias, relu, gn 3, leaky_relu(0.1)", "lines that are stored together, two of a part"),
+    ("n 2, 2x2x64, 9>5, k 1x2x2, s 1x2x2, bias, gn 5, relu", "lines that are stored together, one of a part"),
+    ("n 1, 1x2x128, 17>3, k 2x1x2, s 2x1x2, bias, leaky_relu(0.2)", "lines that are stored in parts"),
+    ("n 1, 1x2x32, 5>3, k 1x3x2, s 1x3x2, relu, gn 3", "lines that are stored one by one"),
 ];
 
 pub fn own() -> Vec<Case> {
@@ -148,6 +152,9 @@ fn shuffle_gemm_computes_the_definition() {
         "copies of 16 bytes",
         "copies of 4 bytes",
         "copies of 8 bytes",
+        "lines stored alone",
+        "lines stored in parts",
+        "lines stored together",
         "many channels",
         "neighbours apart",
         "neighbours together",
@@ -364,7 +371,7 @@ fn a_wrong_argument_shows() {
     let sizes = "in_channels out_channels volume plane width d_stride h_stride w_stride x_n y_n y_c y_d y_h y_w chunks \
                  pos_blocks items row_blocks w_pitch x_unit whole has_bias activation mode norm_groups group_channels";
     let of_wgmma = "in_channels out_channels volume plane width d_stride h_stride x_n y_n y_c y_d y_h chunks pos_blocks items \
-                    row_blocks row_groups stages whole has_bias activation norm_groups group_channels";
+                    row_blocks row_groups stages how has_bias activation norm_groups group_channels";
     let of_first = [("shuffle_gemm", sizes), ("shuffle_gemm", "w_unit")];
     let of_last = [("shuffle_gemm", sizes), ("shuffle_gemm", "channels")];
     let merge = ("norm_merge", "samples groups chunks columns sample_step group_step chunk_step");

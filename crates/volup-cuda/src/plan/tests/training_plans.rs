@@ -500,7 +500,7 @@ fn a_wrong_argument_of_what_is_counted_shows() {
             "shuffle_wgmma",
             "in_channels out_channels volume plane width d_stride h_stride x_n y_n y_c y_d y_h",
         ),
-        ("shuffle_wgmma", "chunks pos_blocks items row_blocks row_groups stages whole has_bias activation"),
+        ("shuffle_wgmma", "chunks pos_blocks items row_blocks row_groups stages how has_bias activation"),
         ("shuffle_wgmma", "norm_groups group_channels post_activation"),
         merge,
     ];
