@@ -168,7 +168,8 @@ impl<'a> ShuffleWgmma<'a> {
             // Three numbers of each pair of rows and team, also of those without an item in a sample.
             let of_sample = (12 * blocks * teams * rows / 2) as f64;
             let norm_groups = norm::counted(context).map_or(1, |norm| norm.groups());
-            let counted = product(&[geometry.batch(), (blocks * teams).max(norm_groups)]).is_some_and(|n| n <= MOST);
+            let counted =
+                product(&[geometry.batch(), (blocks * teams).max(norm_groups)]).is_some_and(|n| n <= MOST);
             if !counted || geometry.batch() as f64 * of_sample > norm::room(y) {
                 return None;
             }
@@ -252,7 +253,8 @@ impl<'a> ShuffleWgmma<'a> {
         let [d, h, _] = conv.stride();
         let (volume, bytes) = (depth * height * width, request.dtype.size());
         let writes = !matches!(pass, Pass::Statistics(_));
-        let collected = (writes && Self::may_collect(context)).then(|| self.stages(kernel, bytes, true)).flatten();
+        let collected =
+            (writes && Self::may_collect(context)).then(|| self.stages(kernel, bytes, true)).flatten();
         let Some((stages, ahead, shared)) = collected.or_else(|| self.stages(kernel, bytes, false)) else {
             return Ok(None);
         };

@@ -54,128 +54,10 @@
 // `part_mean`, `part_m2`, `part_count`, `mean`, `rstd`, `gamma`, `beta`, `norm_groups`, `group_channels`, `post_activation`,
 // `post_slope`.
 
-#include "copy_async.cuh"
-#include "hopper.cuh"
-#include "shuffle_tables.cuh"
+#include "shuffle_copier.cuh"
 #include "store_async.cuh"
 #include "stored.cuh"
 #include "warp_meet.cuh"
-
-/// The i-th item to be computed.
-__device__ __forceinline__ int item_of(const Sizes &s, int i) { return MODE == 2 ? s.items - 1 - i : i; }
-
-/// One of the threads that bring X to a team's ring.
-struct Copier {
-    const Sizes &s;
-    const Tables &tables;
-    const Place place;
-    /// Which of them it is, and how many these are.
-    const int thread, threads;
-
-    /// What it asks for at once, a block: of 16 bits 8 positions of a channel, of float32 4 of each of 4 channels. Neighbouring lanes
-    /// fill sectors of memory, and in shared memory meet no bank twice: of 16 bits eight have 64 positions of a channel; of float32 two
-    /// have 8 of four, the next ones those of the next channels.
-    static constexpr int SIDE = KIND == 0 ? 1 : 4, BLOCKS = KC / SIDE * (POS / VECTOR);
-
-    /// Calls `f` with each block of this thread: its first channel and position.
-    template <int UNROLL, typename F> __device__ __forceinline__ void for_blocks(const F &f) const {
-        int c = KIND == 0 ? thread / 8 : thread / 2 % 4 * SIDE, p = (KIND == 0 ? thread % 8 : thread % 2 + thread / 8 * 2) * VECTOR;
-#pragma unroll(UNROLL)
-        for (int i = thread; i < BLOCKS; i += threads) {
-            f(c, p);
-            if (KIND == 0) {
-                c += threads / 8;
-                if (c >= KC) c -= KC, p += 8 * VECTOR;
-            } else {
-                p += threads / 4 * VECTOR;
-                if (p >= POS) p -= POS, c += 4 * SIDE;
-            }
-        }
-    }
-    /// Where a block lies in a stage.
-    __device__ __forceinline__ static unsigned at(int c, int p) { return KIND == 0 ? p / VECTOR * PANEL + c * 16 : c / SIDE * PANEL + p * 16; }
-
-    /// Starts the copies of a chunk of an item. Zeros past the end of channels and positions.
-    __device__ __forceinline__ void fetch(int item, int chunk, unsigned to) const {
-        const int n = tables.by.pos_blocks.divide(item), first = (item - n * tables.by.pos_blocks.by) * POS;
-        const Element *const from = s.x + (n * s.x_n + ((long long)chunk * KC * s.volume + first));
-        const int channels = s.in_channels - chunk * KC, positions = s.volume - first;
-        if (channels >= KC && positions >= POS)
-            for_blocks<2>([&](int c, int p) {
-                const Element *const of_block = from + (c * s.volume + p);
-#pragma unroll
-                for (int e = 0; e < SIDE; e++) copy_async<16>(to + at(c, p) + 16 * e, of_block + e * s.volume, true);
-            });
-        else
-            for_blocks<2>([&](int c, int p) {
-#pragma unroll
-                for (int e = 0; e < SIDE; e++) {
-                    const bool there = c + e < channels && p < positions;
-                    copy_async<16>(to + at(c, p) + 16 * e, there ? from + ((c + e) * s.volume + p) : s.x, there);
-                }
-            });
-    }
-
-    /// Rounds and turns around what this thread has asked for. Whether there is what is left to the definition.
-    __device__ __forceinline__ bool turn([[maybe_unused]] unsigned char *stage) const {
-        bool undefined = false;
-#if KIND != 0
-        for_blocks<1>([&](int c, int p) {
-            float4 *const of = (float4 *)(stage + at(c, p));
-            float v[4][4];
-#pragma unroll
-            for (int e = 0; e < 4; e++) *(float4 *)v[e] = of[e];
-#pragma unroll
-            for (int k = 0; k < 4; k++) {
-                unsigned high[4], low[4];
-                float largest = 0.0f;
-#pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    // Lets NaN through.
-                    asm("max.NaN.f32 %0, %0, %1;" : "+f"(largest) : "f"(fabsf(v[e][k])));
-                    high[e] = round_up(__float_as_uint(v[e][k]));
-                    low[e] = round_up(__float_as_uint(v[e][k] - __uint_as_float(high[e] & 0xffffe000u)));
-                }
-                undefined |= within_parts(__float_as_uint(largest)) >= 0x7f7ff000u;
-                *(uint4 *)(of + k) = make_uint4(high[0], high[1], high[2], high[3]);
-                if (PARTS == 2) *(uint4 *)((unsigned char *)(of + k) + STAGE) = make_uint4(low[0], low[1], low[2], low[3]);
-            }
-        });
-#endif
-        return undefined;
-    }
-
-    __device__ __forceinline__ void run(unsigned char *memory) const {
-        const int all = place.team < s.items ? ((s.items - 1 - place.team) / place.teams + 1) * s.chunks : 0;
-        const unsigned first = shared(memory);
-        int item = place.team, chunk = 0, slot = 0, parity = 1, ready = 0;
-#pragma unroll 1
-        for (int i = 0; i < all + s.ahead; i++) {
-            if (i < all) {
-                barrier_wait(place.barriers + BARRIERS * slot + 8, parity);
-                fetch(item_of(s, item), chunk, place.ring + slot * (PARTS * STAGE));
-                if (++chunk == s.chunks) chunk = 0, item += place.teams;
-                if (++slot == s.stages) slot = 0, parity ^= 1;
-            }
-            end_copies();
-            if (i < s.ahead) continue;
-            // What has been asked for since may still be under way.
-            if (s.ahead == 1)
-                await_copies<1>();
-            else
-                await_copies<2>();
-            const bool undefined = turn(memory + (place.ring + ready * (PARTS * STAGE) - first));
-            const unsigned full = place.barriers + BARRIERS * ready;
-            if (KIND != 0) {
-                const bool any = __any_sync(0xffffffffu, undefined);
-                if (thread % 32 == 0) *(int *)(memory + (full + 16 + thread / 8 - first)) = any;
-            }
-            asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-            barrier_arrive(full);
-            if (++ready == s.stages) ready = 0;
-        }
-    }
-};
 
 /// One of the threads of a warpgroup that multiplies.
 struct Multiplier {
@@ -322,9 +204,9 @@ struct Multiplier {
         if (MODE == 2 && POSTED) tables.post.apply<!STRAIGHT>(v);
     }
 
-    /// Writes outputs of two neighbours, which are `j` and the next: position by position, of 16 bytes at once, or to where the copy
-    /// engine stores them from.
-    template <How HOW> __device__ __forceinline__ void write(Element *of_pair, int j, int own, const float (&one)[4], const float (&other)[4]) const {
+    /// Writes outputs of two neighbours, which are `j` and the next, where there are any: position by position, of 16 bytes at once, or to
+    /// where the copy engine stores them from. Of each eight positions `own` is this lane's first one.
+    template <How HOW> __device__ __forceinline__ void write(Element *of_pair, bool here, int j, int own, const float (&one)[4], const float (&other)[4]) const {
         [[maybe_unused]] const int *const places = tables.places[group][half] + 8 * j + own;
 #if KIND == 0
         const auto both = [](const float(&v)[4]) { return make_uint2(narrow_both(v[0], v[1], Element{}), narrow_both(v[2], v[3], Element{})); };
@@ -352,13 +234,13 @@ struct Multiplier {
             const uint2 given = make_uint2(__shfl_xor_sync(0xffffffffu, give.x, 1), __shfl_xor_sync(0xffffffffu, give.y, 1));
             const int at = places[odd ? 6 : 0];
             put(of_pair + at, odd ? make_uint4(given.x, given.y, second.x, second.y) : make_uint4(first.x, first.y, given.x, given.y),
-                here() && at != NOWHERE);
+                here && at != NOWHERE);
         } else if constexpr (HOW == APART) {
             const unsigned all[4] = {first.x, first.y, second.x, second.y};
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 const int at = places[i / 2 * 8 + i % 2];
-                put(of_pair + at, all[i], here() && at != NOWHERE);
+                put(of_pair + at, all[i], here && at != NOWHERE);
             }
         }
 #else
@@ -368,11 +250,11 @@ struct Multiplier {
                 const float(&v)[4] = k ? other : one;
                 const int at = places[8 * k];
                 if constexpr (HOW == TOGETHER) {
-                    put(of_pair + at, make_float4(v[0], v[1], v[2], v[3]), here() && at != NOWHERE);
+                    put(of_pair + at, make_float4(v[0], v[1], v[2], v[3]), here && at != NOWHERE);
                 } else {
                     const int next = places[8 * k + 1];
-                    put(of_pair + at, make_float2(v[0], v[1]), here() && at != NOWHERE);
-                    put(of_pair + next, make_float2(v[2], v[3]), here() && next != NOWHERE);
+                    put(of_pair + at, make_float2(v[0], v[1]), here && at != NOWHERE);
+                    put(of_pair + next, make_float2(v[2], v[3]), here && next != NOWHERE);
                 }
             }
 #endif
@@ -415,7 +297,8 @@ struct Multiplier {
         }
     }
 
-    /// Adds those to the statistics: of so many positions that the sample has from where they begin, or at most of those. As by Youngs and Cramer, 1971.
+    /// Adds those to the statistics: of so many positions that the sample has from where they begin, or at most of those. As by Youngs
+    /// and Cramer, 1971.
     __device__ __forceinline__ void add(const Counted &counted, int positions, int most) {
         // Two of each eight positions, with two residues each.
         const int own = min(positions, most) - 2 * t(), more = 2 * (own / 8 * 2 + min(own % 8, 2));
@@ -437,14 +320,14 @@ struct Multiplier {
             stored_read();
             meet();
         }
-        // Of each eight positions this lane's first one.
         const int own_position = 2 * t();
+        const bool is_here = here();
 #pragma unroll(UNROLLED ? NEIGHBOURS / 2 : 1)
         for (int j = PART * NEIGHBOURS; j < (PART + 1) * NEIGHBOURS; j += 2) {
             float v[2][4];
 #pragma unroll
             for (int k = 0; k < 2; k++) outputs(j + k, v[k]);
-            if (WRITES) write<HOW>(of_pair, j, own_position, v[0], v[1]);
+            if (WRITES) write<HOW>(of_pair, is_here, j, own_position, v[0], v[1]);
 #pragma unroll
             for (int k = 0; k < 2; k++) {
                 if (MODE == 3) {

@@ -211,7 +211,8 @@ pub fn check(call: &Call<'_>) {
     let Layout { last, rows, positions, taps, channels, .. } = layout;
     let [chunks, row_blocks, pos_blocks] = call.ints(["chunks", "row_blocks", "pos_blocks"]);
     assert!(call.grid[0] > 0 && call.grid[1..] == [1, 1], "{what}");
-    for (name, most) in [("whole", 1), ("how", 2), ("has_bias", 1), ("activation", 2), ("post_activation", 2)] {
+    for (name, most) in [("whole", 1), ("how", 2), ("has_bias", 1), ("activation", 2), ("post_activation", 2)]
+    {
         assert!(!call.has(name) || (0..=most).contains(&call.int(name)), "{name} of {what}");
     }
     assert!((0..=3).contains(&mode(call)), "mode {} of {what}", mode(call));
@@ -339,7 +340,10 @@ fn check_wgmma(call: &Call<'_>, layout: &Layout) {
     assert_eq!(i64::from(call.variant.threads), (128 + 32) * GROUPS, "{what}");
     assert!([1, 2, 4].contains(&row_groups), "{row_groups} warpgroups of {what}");
     assert!(mode(call) != 3 || call.int("activation") == 0, "an activation before y of {what}");
-    assert!((1..=2).contains(&ahead) && chunks.min(2) + ahead <= stages, "{ahead} of {stages} stages: {what}");
+    assert!(
+        (1..=2).contains(&ahead) && chunks.min(2) + ahead <= stages,
+        "{ahead} of {stages} stages: {what}"
+    );
     let teams = GROUPS / row_groups;
     assert!(stages * teams <= 128 * GROUPS, "{stages} stages of {what}");
     let (chunk, how) = (layout.chunk(), call.int("how"));
@@ -365,7 +369,10 @@ fn check_wgmma(call: &Call<'_>, layout: &Layout) {
         assert!(line % 8 == 0 && COLLECTED % line == 0 && width % line == 0, "lines of {width}: {what}");
         // Those of y that are stored together lie side by side, and a warp has all of them.
         let h_stride = layout.strides[1];
-        assert!(past_line == 0 || past_line == (h_stride - 1) * 2 * line, "{past_line} past a line of {what}");
+        assert!(
+            past_line == 0 || past_line == (h_stride - 1) * 2 * line,
+            "{past_line} past a line of {what}"
+        );
         assert!(past_line == 0 || PAIRS % h_stride == 0 && width == line && y_h == 2 * line, "{what}");
     }
 }
@@ -375,7 +382,8 @@ pub fn features(call: &Call<'_>) -> Vec<&'static str> {
     let layout = Layout::new(call);
     let (whole, chunks) = (whole(call), call.int("chunks"));
     let collected = whole == 2;
-    let (joined, parts) = (collected && call.int("past_line") > 0, collected && call.int("width") > COLLECTED);
+    let (joined, parts) =
+        (collected && call.int("past_line") > 0, collected && call.int("width") > COLLECTED);
     let (mode, wgmma) = (mode(call), is_wgmma(call));
     let x_unit = if is_gemm(call) { call.int("x_unit") } else { 16 };
     let rows = if layout.last { layout.channels } else { layout.rows };

@@ -39,7 +39,10 @@ const ROWS: [(&str, &str); 23] = [
     ("n 2, 4x4x5, 32>10, k 3x1x2, s 3x1x2, bias, gn 5", "the same with odd lines, few channels of y"),
     ("n 1, 2x3x4, 96>12, k 2, s 2, relu", "the same, one block of positions"),
     ("n 2, 2x3x4, 9>16, k 2, s 2, tanh, gn 2, relu", "a curved activation is not for this family"),
-    ("n 2, 1x3x32, 20>6, k 2, s 2, bias, relu, gn 3, leaky_relu(0.1)", "lines that are stored together, two of a part"),
+    (
+        "n 2, 1x3x32, 20>6, k 2, s 2, bias, relu, gn 3, leaky_relu(0.1)",
+        "lines that are stored together, two of a part",
+    ),
     ("n 2, 2x2x64, 9>5, k 1x2x2, s 1x2x2, bias, gn 5, relu", "lines that are stored together, one of a part"),
     ("n 1, 1x2x128, 17>3, k 2x1x2, s 2x1x2, bias, leaky_relu(0.2)", "lines that are stored in parts"),
     ("n 1, 1x2x32, 5>3, k 1x3x2, s 1x3x2, relu, gn 3", "lines that are stored one by one"),
