@@ -27,6 +27,7 @@ constexpr int BARRIERS = 32;
 /// Bytes of an element; of what a warp collects of a part's outputs, and what is left free of it behind lines that are stored together.
 constexpr int SIZE = sizeof(Element), AREA_PAD = 32, AREA = 8 * (2 * PART_POS * SIZE + AREA_PAD);
 constexpr int NOWHERE = -1;
+/// Whether statistics so far are in shared memory: registers do not suffice.
 constexpr bool MOMENTS_SHARED = COUNTS && WRITES;
 /// How outputs are written: a position's residues, 16 bytes at once, or by the copy engine.
 enum How { APART, TOGETHER, COLLECTED };
