@@ -317,8 +317,9 @@ struct Multiplier {
         keep({seen, counted.from + shift, moments().deviations + squares});
     }
 
-    /// Writes a part of a tile, counts it, or both: from a sample's position `first` on. `outputs` are those of neighbours.
-    template <int PART, How HOW, bool WHOLE, bool UNROLLED, typename Outputs>
+    /// Writes a part of a tile, counts it, or both: from a sample's position `first` on. `outputs` are those of neighbours; LEAKY: what is
+    /// counted in mode 3 may have a slope.
+    template <int PART, How HOW, bool WHOLE, bool UNROLLED, bool LEAKY, typename Outputs>
     __device__ __forceinline__ void finish_part(int n, int first, Counted &so_far, const Outputs &outputs) {
         Element *const of_pair = to_pair + n * s.y_n;
         if (HOW == COLLECTED) {
@@ -338,22 +339,23 @@ struct Multiplier {
             for (int k = 0; k < 2; k++) {
                 if (MODE == 3) {
                     as_stored(v[k]);
-                    tables.post.apply<true>(v[k]);
+                    tables.post.apply<LEAKY>(v[k]);
                 }
                 if (COUNTS) count<WHOLE>(so_far, j + k, own_position, v[k], s.volume - first);
             }
         }
         if (HOW == COLLECTED) store_collected(of_pair, first + PART * PART_POS);
     }
-    template <How HOW, bool WHOLE, bool UNROLLED, typename Outputs> __device__ __forceinline__ void finish_parts(int n, int first, const Outputs &outputs) {
+    template <How HOW, bool WHOLE, bool UNROLLED, bool LEAKY, typename Outputs>
+    __device__ __forceinline__ void finish_parts(int n, int first, const Outputs &outputs) {
         Counted so_far = counted();
-        finish_part<0, HOW, WHOLE, UNROLLED>(n, first, so_far, outputs);
+        finish_part<0, HOW, WHOLE, UNROLLED, LEAKY>(n, first, so_far, outputs);
         // Where registers are scarce of each part.
         if (MODE == 3) {
             add(so_far, s.volume - first, PART_POS);
             so_far = counted();
         }
-        finish_part<1, HOW, WHOLE, UNROLLED>(n, first, so_far, outputs);
+        finish_part<1, HOW, WHOLE, UNROLLED, LEAKY>(n, first, so_far, outputs);
         if (COUNTS) add(so_far, s.volume - first - (MODE == 3 ? PART_POS : 0), MODE == 3 ? PART_POS : POS);
     }
 
@@ -366,7 +368,7 @@ struct Multiplier {
 #pragma unroll
                 for (int e = 0; e < 4; e++) v[e] -= left_out;
         };
-        finish_parts<HOW, HOW != APART, true>(n, first, outputs);
+        finish_parts<HOW, HOW != APART, true, !STRAIGHT>(n, first, outputs);
     }
 
     /// Whether outputs that are written are counted one by one. They are written so, too: registers do not suffice for all ways.
@@ -374,7 +376,7 @@ struct Multiplier {
 
     /// The same, as it has to be.
     __device__ __forceinline__ void finish_tile(int n, int first, int by_definition) {
-        const bool leaky = MODE != 3 && tables.activation.leaky || MODE == 2 && tables.post.leaky;
+        const bool leaky = MODE != 3 && tables.activation.leaky || MODE > 1 && tables.post.leaky;
         if (by_definition) {
             const auto outputs = [&](int j, float(&v)[4]) {
                 define(n, first, j, v);
@@ -382,7 +384,7 @@ struct Multiplier {
 #pragma unroll
                 for (int e = 0; e < 4; e++) v[e] -= left_out;
             };
-            finish_parts<APART, false, false>(n, first, outputs);
+            finish_parts<APART, false, false, true>(n, first, outputs);
         } else if (MODE == 1 && !leaky && s.volume - first >= POS) {
             // Without the bias: it needs not be added to each.
             const float least = tables.activation.least - left_out;
@@ -391,7 +393,7 @@ struct Multiplier {
 #pragma unroll
                 for (int e = 0; e < 4; e++) asm("max.NaN.f32 %0, %0, %1;" : "+f"(v[e]) : "f"(least));
             };
-            finish_parts<APART, true, true>(n, first, outputs);
+            finish_parts<APART, true, true, false>(n, first, outputs);
         } else if (MODE == 1 || s.how == APART || is_counted_in_part(first)) {
             finish_tile<APART, false, true>(n, first);
         } else if (s.how == TOGETHER) {

@@ -529,6 +529,34 @@ fn shuffle_ring() {
     });
 }
 
+/// Lines that the copy engine stores, together, alone and in parts, others, and what comes before and behind a norm.
+const LINES: [&str; 6] = [
+    "n 2, 1x3x32, 20>6, k 2, s 2, bias, relu, gn 3, leaky_relu(0.1)",
+    "n 2, 2x2x64, 9>5, k 1x2x2, s 1x2x2, bias, gn 5, relu",
+    "n 1, 1x2x128, 17>3, k 2x1x2, s 2x1x2, bias, leaky_relu(0.2)",
+    "n 1, 1x2x32, 5>3, k 1x3x2, s 1x3x2, relu, gn 3",
+    "n 2, 2x3x48, 33>4, k 2, s 2, bias, relu, gn 2",
+    "n 1, 1x5x64, 40>34, k 2, s 2, bias, relu, gn 17",
+];
+
+#[test]
+fn shuffle_wgmma() {
+    engines(Some(Algorithm::ShuffleWgmma), |engine| {
+        let engine = saying(engine, "shuffle_wgmma");
+        for (seed, line) in LINES.into_iter().enumerate() {
+            let case = Case::parse("lines", line, "lines that are stored at once").expect("a valid case");
+            for (fill, dtype) in Fill::ALL.into_iter().flat_map(|fill| NARROW.map(|dtype| (fill, dtype))) {
+                println!("{case}, {dtype}");
+                right(&engine, &case, dtype, fill, seed as u64);
+            }
+            // What training keeps, too.
+            check_gradients(&engine, &case, NARROW[seed % 3], Fill::Normal, seed as u64)
+                .unwrap_or_else(|what| panic!("{what}"));
+        }
+        assert!(engine.said.get() > 40, "{} plans", engine.said.get());
+    });
+}
+
 #[test]
 fn implicit_gemm() {
     random(Some(Algorithm::ImplicitGemm), SEEDS);
