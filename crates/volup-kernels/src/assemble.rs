@@ -200,7 +200,7 @@ impl Build<'_> {
     /// Gives a cubin its name if the gate lets it pass.
     fn accept(&self, variant: &Variant, arch: &str) -> Result<Usage> {
         let fresh = self.path(variant, arch, "part");
-        let usage = inspect::gate(&fresh, arch)?;
+        let usage = inspect::gate(&fresh, arch, variant.is_cuda())?;
         fs::rename(&fresh, self.path(variant, arch, "cubin"))?;
         let Usage { registers, shared_bytes, .. } = usage;
         println!("{arch}/{}: {registers} registers, {shared_bytes} bytes of shared memory", variant.name());

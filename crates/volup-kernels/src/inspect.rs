@@ -18,17 +18,20 @@ pub struct Usage {
 /// The only generation whose matrix instructions are issued in batches.
 const HOPPER: &str = "sm_9";
 
-/// Reads a cubin; refuses one that spills, or that waits after each matrix instruction.
-pub fn gate(cubin: &Path, arch: &str) -> Result<Usage> {
+/// Reads a cubin; refuses one that spills, or that waits after each matrix instruction; of CUDA C++ also one that may give back
+/// shared memory while it still reads it, which the compiler of tiles sees to otherwise.
+pub fn gate(cubin: &Path, arch: &str, is_cuda: bool) -> Result<Usage> {
     let usage = usage(&cuobjdump("-res-usage", cubin)?)?;
     if usage.local_bytes > 0 {
         bail!("refused: {} bytes of local memory at {} registers", usage.local_bytes, usage.registers);
     }
     // The disassembly takes as long as a third of the compiler.
-    if arch.starts_with(HOPPER)
-        && let Some(why) = serialised(&cuobjdump("-sass", cubin)?)
-    {
-        bail!("refused: {why}");
+    if arch.starts_with(HOPPER) {
+        let sass = cuobjdump("-sass", cubin)?;
+        let why = serialised(&sass).or_else(|| overtaken(&sass).filter(|_| is_cuda));
+        if let Some(why) = why {
+            bail!("refused: {why}");
+        }
     }
     Ok(usage)
 }
@@ -69,9 +72,66 @@ fn serialised(sass: &str) -> Option<String> {
     alone.then(|| format!("{matrix} matrix instructions with {signals} signals and {waits} waits"))
 }
 
+/// An arrival at a barrier that does not wait for a load from shared memory before it, if there is one: whoever it lets go on may
+/// overwrite what is loaded. Each instruction's second half says which of six counters a load raises until it is there, and which ones
+/// the instruction waits for. Instructions are gone through as they lie, whatever branches there are.
+fn overtaken(sass: &str) -> Option<String> {
+    const NONE: u64 = 7;
+    let mut loads: [Option<&str>; 6] = [None; 6];
+    let mut lines = sass.lines().map(str::trim).peekable();
+    while let Some(line) = lines.next() {
+        let Some((_, what)) = line.split_once(';').and_then(|(what, _)| what.split_once("*/")) else {
+            continue;
+        };
+        let what = what.trim();
+        let Some(half) = lines.peek().and_then(|line| line.strip_prefix("/* 0x")?.strip_suffix(" */")) else {
+            continue;
+        };
+        let control = u64::from_str_radix(half, 16).ok()? >> 41;
+        let (raised, waits) = (control >> 5 & NONE, control >> 11 & 63);
+        for (counter, load) in loads.iter_mut().enumerate() {
+            *load = load.filter(|_| waits >> counter & 1 == 0);
+        }
+        let mut words = what.split_whitespace();
+        if words.any(|word| word.starts_with("SYNCS.ARRIVE"))
+            && let Some(load) = loads.iter().flatten().next()
+        {
+            return Some(format!("`{what}` does not wait for `{load}`"));
+        }
+        let is_load = what.split_whitespace().any(|word| word.starts_with("LDS"));
+        if let Some(load) = loads.get_mut(raised as usize).filter(|_| is_load) {
+            *load = Some(what);
+        }
+    }
+    None
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// An instruction as it is disassembled, with the counter that it raises, and one that it waits for.
+    fn instruction(what: &str, raises: u64, waits: Option<u64>) -> String {
+        let control = raises << 5 | 7 << 8 | waits.map_or(0, |counter| 1 << counter) << 11;
+        format!("        /*0010*/  {what} ;  /* 0x0000000000007918 */\n  /* 0x{:016x} */\n", control << 41)
+    }
+
+    #[test]
+    fn an_arrival_that_overtakes_a_load_is_noticed() {
+        let load = instruction("LDS.64 R2, [R1]", 2, None);
+        let arrival = "@!P0 SYNCS.ARRIVE.TRANS64.A1T0 RZ, [R5+0x8], RZ";
+        let (at_once, later) = (instruction(arrival, 7, None), instruction(arrival, 7, Some(2)));
+        assert!(overtaken(&format!("{load}{at_once}")).is_some_and(|why| why.contains("LDS.64")));
+        assert!(overtaken(&format!("{load}{later}")).is_none());
+        let used = instruction("FADD R2, R2, R3", 7, Some(2));
+        assert!(overtaken(&format!("{load}{used}{at_once}")).is_none());
+        let other = instruction("FADD R4, R4, R3", 7, Some(1));
+        assert!(overtaken(&format!("{load}{other}{at_once}")).is_some());
+        let matrix = instruction("LDSM.16.M88.4 R4, [R1]", 0, None);
+        assert!(overtaken(&format!("{matrix}{at_once}")).is_some());
+        let elsewhere = instruction("LDG.E R4, [R2.64]", 0, None);
+        assert!(overtaken(&format!("{elsewhere}{at_once}")).is_none());
+    }
 
     #[test]
     fn usage_is_the_largest_of_any_function() {

@@ -4,7 +4,8 @@
 //! Needs no GPU and no toolkit: `tileiras`, `nvcc` and `cuobjdump` come from the wheels of
 //! `requirements.txt`, and `make kernels` puts them on the PATH. What is up to date is not compiled
 //! again. A variant is refused whose machine code keeps registers in local memory, or waits for each
-//! matrix instruction before it issues the next.
+//! matrix instruction before it issues the next; one of CUDA C++ also if it may give back shared memory
+//! that it is still reading.
 
 // The kernels' bodies are read by cuTile's compiler, not by rustc, whose lints know nothing of them, and
 // laid out by hand; the files' headers say what makes them sound.
