@@ -19,7 +19,7 @@ pub struct Usage {
 const HOPPER: &str = "sm_9";
 
 /// Reads a cubin; refuses one that spills, or that waits after each matrix instruction; of CUDA C++ also one that may give back
-/// shared memory while it still reads it, which the compiler of tiles sees to otherwise.
+/// shared memory while it still reads it. What the compiler of tiles makes is its own affair.
 pub fn gate(cubin: &Path, arch: &str, is_cuda: bool) -> Result<Usage> {
     let usage = usage(&cuobjdump("-res-usage", cubin)?)?;
     if usage.local_bytes > 0 {
@@ -84,22 +84,21 @@ fn overtaken(sass: &str) -> Option<String> {
             continue;
         };
         let what = what.trim();
-        let Some(half) = lines.peek().and_then(|line| line.strip_prefix("/* 0x")?.strip_suffix(" */")) else {
-            continue;
-        };
-        let control = u64::from_str_radix(half, 16).ok()? >> 41;
+        let half =
+            |line: &&str| u64::from_str_radix(line.strip_prefix("/* 0x")?.strip_suffix(" */")?, 16).ok();
+        let Some(half) = lines.peek().and_then(half) else { continue };
+        let control = half >> 41;
         let (raised, waits) = (control >> 5 & NONE, control >> 11 & 63);
         for (counter, load) in loads.iter_mut().enumerate() {
             *load = load.filter(|_| waits >> counter & 1 == 0);
         }
-        let mut words = what.split_whitespace();
-        if words.any(|word| word.starts_with("SYNCS.ARRIVE"))
+        let is = |name| what.split_whitespace().any(|word| word.starts_with(name));
+        if is("SYNCS.ARRIVE")
             && let Some(load) = loads.iter().flatten().next()
         {
             return Some(format!("`{what}` does not wait for `{load}`"));
         }
-        let is_load = what.split_whitespace().any(|word| word.starts_with("LDS"));
-        if let Some(load) = loads.get_mut(raised as usize).filter(|_| is_load) {
+        if let Some(load) = loads.get_mut(raised as usize).filter(|_| is("LDS")) {
             *load = Some(what);
         }
     }

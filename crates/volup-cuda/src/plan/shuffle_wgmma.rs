@@ -14,11 +14,10 @@ use volup::{MemoryFormat, Result};
 
 /// Warpgroups of a block that multiply.
 const GROUPS: usize = 4;
-/// Rows of a warpgroup, positions of a tile, channels of a stage and of one of two parts.
+/// Rows of a warpgroup, positions of a tile, channels of a stage in all parts of an operand.
 const ROWS: usize = 64;
 const POSITIONS: usize = 128;
 const CHUNK: usize = 32;
-const CHUNK_SPLIT: usize = 16;
 /// Bytes of a stage's barriers and of what its copiers have met.
 const BARRIERS: usize = 32;
 /// Positions whose outputs a warp collects for the copy engine at a time, pairs of rows of it, and bytes that stand behind
@@ -76,17 +75,12 @@ impl fmt::Display for ShuffleWgmma<'_> {
 
 /// Channels of a stage.
 fn chunk(operand: Operand) -> usize {
-    if operand.kind() == 3 { CHUNK_SPLIT } else { CHUNK }
+    CHUNK / operand.parts()
 }
 
 /// Positions whose outputs are written at once, of elements of so many bytes.
 fn together(bytes: usize) -> usize {
     8 / bytes
-}
-
-/// How many parts an operand has.
-fn parts(operand: Operand) -> usize {
-    if operand.kind() == 3 { 2 } else { 1 }
 }
 
 impl<'a> ShuffleWgmma<'a> {
@@ -200,7 +194,7 @@ impl<'a> ShuffleWgmma<'a> {
 
     /// Bytes of the weights of a block.
     fn weights(&self, bytes: usize) -> usize {
-        bytes * chunk(self.operand) * self.chunks * ROWS * self.row_groups * parts(self.operand)
+        bytes * chunk(self.operand) * self.chunks * ROWS * self.row_groups * self.operand.parts()
     }
 
     /// Whether the copy engine may store the output: lines are part of what is collected at a time, or the other way round.
@@ -215,7 +209,7 @@ impl<'a> ShuffleWgmma<'a> {
         // Panels of 16 bytes, and one more so that they start in other banks.
         let chunk = chunk(self.operand);
         let (panels, of_panel) = if bytes == 2 { (POSITIONS / 8, chunk) } else { (chunk / 4, POSITIONS) };
-        let stage = parts(self.operand) * panels * 16 * (of_panel + 1);
+        let stage = self.operand.parts() * panels * 16 * (of_panel + 1);
         let areas = if collects { WARPS * WARP_PAIRS * (2 * COLLECTED * bytes + AREA_PAD) } else { 0 };
         let fixed = (BARRIERS * STAGES * teams).next_multiple_of(128) + self.weights(bytes) + areas;
         let room = (SHARED - RESERVED).checked_sub(kernel.shared_bytes as usize + fixed)?;

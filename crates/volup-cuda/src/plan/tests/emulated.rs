@@ -459,6 +459,14 @@ fn right(engine: &Emulated, case: &Case, dtype: DType, fill: Fill, seed: u64) {
     assert!(deviation.is_ok(), "{case}, {dtype}: {deviation}");
 }
 
+/// The same in all types, of all kinds of numbers.
+fn right_in_all(engine: &Emulated, case: &Case, seed: u64) {
+    for (fill, dtype) in Fill::ALL.into_iter().flat_map(|fill| NARROW.map(|dtype| (fill, dtype))) {
+        println!("{case}, {dtype}");
+        right(engine, case, dtype, fill, seed);
+    }
+}
+
 /// One whose plans say something, where there are any that do.
 fn saying(engine: &Emulated, words: &'static str) -> Emulated {
     Emulated {
@@ -489,10 +497,7 @@ fn pointwise() {
     engines(Some(Algorithm::Pointwise), |engine| {
         let engine = saying(engine, "pointwise");
         for (seed, case) in pointwise_plans::own().into_iter().enumerate() {
-            for (fill, dtype) in Fill::ALL.into_iter().flat_map(|fill| NARROW.map(|dtype| (fill, dtype))) {
-                println!("{case}, {dtype}");
-                right(&engine, &case, dtype, fill, seed as u64);
-            }
+            right_in_all(&engine, &case, seed as u64);
         }
         assert!(engine.said.get() > 40, "{} plans", engine.said.get());
     });
@@ -545,10 +550,7 @@ fn shuffle_wgmma() {
         let engine = saying(engine, "shuffle_wgmma");
         for (seed, line) in LINES.into_iter().enumerate() {
             let case = Case::parse("lines", line, "lines that are stored at once").expect("a valid case");
-            for (fill, dtype) in Fill::ALL.into_iter().flat_map(|fill| NARROW.map(|dtype| (fill, dtype))) {
-                println!("{case}, {dtype}");
-                right(&engine, &case, dtype, fill, seed as u64);
-            }
+            right_in_all(&engine, &case, seed as u64);
             // What training keeps, too.
             check_gradients(&engine, &case, NARROW[seed % 3], Fill::Normal, seed as u64)
                 .unwrap_or_else(|what| panic!("{what}"));
