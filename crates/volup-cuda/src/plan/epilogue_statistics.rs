@@ -1,5 +1,5 @@
-//! Planning statistics that `gather_gemm` takes of what it writes, for a group norm. The kernels' files say what
-//! the numbers mean.
+//! Planning statistics that `gather_gemm` and `halo_gemm` take of what they write, for a group norm. The kernels' files say
+//! what the numbers mean.
 
 use super::epilogue::{SAVED, kernel};
 use super::{
@@ -23,6 +23,8 @@ pub(super) struct Rows {
     pub(super) warpgroups: usize,
     /// Tiles of each row.
     pub(super) phases: usize,
+    /// Columns of a channel.
+    pub(super) of_channel: usize,
 }
 
 impl Rows {
@@ -46,7 +48,7 @@ impl Rows {
             None => activation_code(epilogue(&request.block)[0]).0 <= 2,
         };
         let partials =
-            self.count(context).and_then(|count| product(&[count, channels / Rows::joined(context) + 1, 8]));
+            self.count(context).and_then(|count| product(&[count, channels / self.joined(context) + 1, 8]));
         let room = norm::room(norm::bytes(context));
         let fits = partials.is_some_and(|bytes| bytes as f64 <= room && bytes <= i32::MAX as usize);
         let merges = request.dtype != DType::F64 && kernel(context, "group_merge").is_ok();
@@ -61,22 +63,22 @@ impl Rows {
     pub(super) fn take(self, context: Context<'_>, workspace: &mut Workspace) -> [u64; 2] {
         let channels = context.request.block.conv().out_channels();
         let count = self.count(context).expect("few enough");
-        [workspace.take(8 * count * channels / Rows::joined(context)), workspace.take(4 * count)]
+        [workspace.take(8 * count * channels / self.joined(context)), workspace.take(4 * count)]
     }
 
-    /// Channels whose statistics are one: of a group, a power of two that lanes of a warp have side by side.
-    fn joined(context: Context<'_>) -> usize {
+    /// Channels whose statistics are one: of a group, a power of two whose columns lanes of a warp have side by side.
+    fn joined(self, context: Context<'_>) -> usize {
         let conv = context.request.geometry.conv();
         let of_group = norm::counted(context).map_or(1, |norm| conv.out_channels() / norm.groups());
         let both = gcd(of_group, conv.out_channels() / conv.groups());
-        (1 << both.trailing_zeros()).min(MOST_JOINED)
+        (1 << both.trailing_zeros()).min(MOST_JOINED / self.of_channel)
     }
 
     /// What the product is told of them.
     pub(super) fn arguments(self, context: Context<'_>, parts: [u64; 2]) -> Result<Vec<Argument>> {
         let mut arguments: Vec<_> = parts.map(|at| Argument::Pointer(Buffer::Workspace, at)).into();
         let channels = context.request.block.conv().out_channels();
-        push(&mut arguments, [self.chunks(), self.phases, channels, Rows::joined(context)])?;
+        push(&mut arguments, [self.chunks(), self.phases, channels, self.joined(context)])?;
         arguments.push(relus(context).into());
         Ok(arguments)
     }
@@ -100,7 +102,7 @@ impl Rows {
         let mut arguments = vec![Argument::Pointer(Buffer::Output, 0)];
         arguments.extend([parts, counts, control].map(|at| Argument::Pointer(Buffer::Workspace, at)));
         arguments.extend(merged);
-        let joined = Rows::joined(context);
+        let joined = self.joined(context);
         push(&mut arguments, [groups, channels / groups, joined, self.chunks(), self.phases])?;
         push(
             &mut arguments,

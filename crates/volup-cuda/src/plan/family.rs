@@ -46,6 +46,7 @@ impl<'a> Family<'a> {
             Family::Wgmma(wgmma) => wgmma.way,
             Family::Implicit(implicit) => implicit.way,
             Family::Gather(gather) => gather.way,
+            Family::Halo(halo) => halo.way,
             _ => Way::Plain,
         }
     }

@@ -237,6 +237,7 @@ impl<'a> GatherGemm<'a> {
             of_tile: bm,
             warpgroups: size(kernel, "WGS"),
             phases,
+            of_channel: 1,
         };
         if way == Way::Counted && !of_samples.count_for(context) {
             return None;
@@ -297,7 +298,10 @@ impl<'a> GatherGemm<'a> {
         let scaling = if context.counted.is_some() { 0.0 } else { norm::scaling(context) };
         let scale = if operand.has_scale() { SCALE } else { 0.0 };
         let rest = match way {
-            Way::Counted if behind > 0 => norm_behind::seconds(context, product, behind, PACKERS - behind),
+            Way::Counted if behind > 0 => {
+                let packing = norm_behind::packing(context, PACKERS - behind);
+                norm_behind::seconds(context, product, behind, packing)
+            }
             Way::Counted => norm::MERGE + scaling,
             _ => 0.0,
         };

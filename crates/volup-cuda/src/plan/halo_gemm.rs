@@ -4,6 +4,9 @@
 mod steps;
 
 use super::classes::Short;
+use super::epilogue_statistics::Rows;
+use super::norm::{self, Way};
+use super::norm_behind;
 use super::pack::Operand;
 use super::panels::{
     InputPanels, MOST_STAGES, PACK_ROUNDS, PACKED_TOGETHER, may_pack_along, packer_bytes, packs, table_bytes,
@@ -61,6 +64,8 @@ const FOLDED: f64 = 0.04e-9;
 const MOST_PHASES: usize = 64;
 /// The most tiles of a block for which they are dealt out by their work.
 const FEW: usize = 4;
+/// What statistics of one of its elements take, in seconds.
+const COUNTED: f64 = 0.12e-9;
 /// The most rows that a tap along width is ahead of another, where taps are columns.
 const MOST_AHEAD: usize = 8;
 
@@ -123,6 +128,11 @@ pub(super) struct Halo<'a> {
     fold: Option<Fold>,
     /// Whether the input is packed beside the products.
     along: bool,
+    /// What it does about a normalization, and how its rows are dealt out.
+    pub(super) way: Way,
+    of_samples: Rows,
+    /// Warps of a block that normalize what is written beside what is left of it.
+    behind: usize,
     /// The time that this is expected to take.
     pub(super) seconds: f64,
 }
@@ -138,7 +148,11 @@ impl fmt::Display for Halo<'_> {
         write!(f, "batches of {}", self.batch)?;
         f.write_str(if self.short.is_some() { ", taps that are there" } else { "" })?;
         f.write_str(if self.fold.is_some() { ", taps as columns" } else { "" })?;
-        f.write_str(if self.along { ", packs along" } else { "" })
+        write!(f, "{}{}", if self.along { ", packs along" } else { "" }, self.way)?;
+        match self.behind {
+            0 => Ok(()),
+            warps => write!(f, ", {warps} normalize behind"),
+        }
     }
 }
 
@@ -216,10 +230,16 @@ impl<'a> Halo<'a> {
                 for at in (0..8).rev() {
                     let [whole_h, whole_w, resident] = [1, 2, 4].map(|bit| at & bit > 0);
                     let choice = Choice { slices: groups / merged, block, whole_h, whole_w, resident };
-                    for (&kernel, along) in
-                        kernels.iter().flat_map(|kernel| [(kernel, false), (kernel, true)])
-                    {
-                        all.extend(Halo::with(context, operand, kernel, choice, along));
+                    for kernel in &kernels {
+                        // Whether the input is packed along, and warps that normalize what is written.
+                        let beside = if kernel.param("COUNTS").is_some() {
+                            [(false, 0), (false, 2), (false, 3)].iter()
+                        } else {
+                            [(false, 0), (true, 0)].iter()
+                        };
+                        all.extend(
+                            beside.filter_map(|&beside| Halo::with(context, operand, kernel, choice, beside)),
+                        );
                     }
                 }
             }
@@ -232,9 +252,9 @@ impl<'a> Halo<'a> {
         operand: Operand,
         kernel: &'a Variant,
         choice: Choice,
-        along: bool,
+        (along, behind): (bool, usize),
     ) -> Option<Halo<'a>> {
-        if along && !may_pack_along(context, kernel, operand) {
+        if along && !may_pack_along(context, kernel, operand) || behind > 0 && !norm_behind::may(context) {
             return None;
         }
         let Choice { slices, block, whole_h, whole_w, resident } = choice;
@@ -372,6 +392,24 @@ impl<'a> Halo<'a> {
             return None;
         }
 
+        let way = if kernel.param("COUNTS").is_some() { Way::Counted } else { Way::Plain };
+        let of_samples = Rows {
+            of_sample: positions,
+            of_tile: bm,
+            warpgroups: size(kernel, "WGS"),
+            phases,
+            of_channel: block * width.axis.stride,
+        };
+        if way == Way::Counted {
+            // Columns of a row are one channel's, or neighbours of one in pairs.
+            let ncdhw = context.request.output_format == MemoryFormat::Contiguous;
+            let pairs = of_samples.of_channel == 1 || of_samples.of_channel == 2 && ncdhw;
+            let all_at_once = batch == geometry.batch() && !has_gaps(&lattices) && !packed;
+            if !pairs || !all_at_once || !of_samples.count_for(context) {
+                return None;
+            }
+        }
+
         // Cost. Products: 64 rows by 32 bytes an instruction. Of the split's three, two are one of twice the columns, where these are few.
         let device = context.device.multiprocessors as f64;
         let steps = (taps * w_steps * chunks * chunk_panels / 2) as f64;
@@ -432,6 +470,7 @@ impl<'a> Halo<'a> {
             Some(fold) => (fold.channels * width.axis.stride, FOLDED * (bm * n) as f64),
             None => (n, 0.0),
         };
+        let element = element + if way == Way::Counted { COUNTED } else { 0.0 };
         let tile = TILE + element * (bm * outputs) as f64 + folded;
         let tile = repeated * tiles as f64 * tile / (device * full * if ctas == 1 { 1.0 } else { 1.3 });
         // Tiles of few channels write short runs of neighbours.
@@ -455,6 +494,15 @@ impl<'a> Halo<'a> {
             if packed { 2 } else { parts_of_batch * launches + 2 + usize::from(operand.has_scale()) };
         let launches = launches as f64 * LAUNCH;
         let product = busy.max(output) + 0.2 * busy.min(output);
+        if behind > 0 && by_work {
+            return None;
+        }
+        let rest = match way {
+            Way::Counted if behind > 0 => norm_behind::seconds(context, product, behind, 0.0),
+            Way::Counted if context.counted.is_some() => norm::MERGE,
+            Way::Counted => norm::MERGE + norm::scaling(context),
+            _ => 0.0,
+        };
         let plan = Halo {
             operand,
             kernel,
@@ -485,7 +533,10 @@ impl<'a> Halo<'a> {
             short,
             fold,
             along,
-            seconds: product + passed + launches + fill,
+            way,
+            of_samples,
+            behind,
+            seconds: product + passed + launches + fill + rest,
         };
         if !along {
             return Some(plan);

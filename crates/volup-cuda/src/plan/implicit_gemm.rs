@@ -27,31 +27,39 @@ const BLOCKS: [usize; 6] = [1, 2, 3, 4, 8, 16];
 /// Sizes of a sample are counted in 32 bits, with room for a box past the end.
 const MOST: usize = i32::MAX as usize - (1 << 24);
 
-/// Instructions a second of a multiprocessor's warps.
-const ISSUED: f64 = 4.0 * 1.7e9 * 0.45;
-/// Bytes a second of the memory, and how many more could be moved in the time that a run of y takes beside its own.
-const MEMORY: f64 = 3.9e12;
-const RUN: f64 = 170.0;
+/// Instructions a second of a multiprocessor's warps: of 8, 12 and 16 that multiply.
+const ISSUED: [f64; 3] = [4.0 * 1.7e9 * 0.456, 4.0 * 1.7e9 * 0.557, 4.0 * 1.7e9 * 0.585];
+/// Bytes a second of the memory, and how many more could be moved in the time that a box's run of a channel takes beside its own, and
+/// one of a line that is stored by itself; the share of time that warps cost which store further from one another than runs that follow
+/// each other, and of what blocks that have a box less than others wait for these.
+const MEMORY: f64 = 4.94e12;
+const RUN: [f64; 2] = [250.0, 204.0];
+const APART: f64 = 0.21;
+const UNEVEN: f64 = 1.46;
 /// Of what takes less, the part that does not hide behind the other.
-const SEEN: f64 = 0.17;
+const SEEN: f64 = 0.21;
+/// The parts of a box's way to shared memory, at the start, and of a unit of work, at the end, that hide behind nothing.
+const ENDS: [f64; 2] = [0.86, 0.31];
 /// How much longer it takes with two stages, and with three: what brings a box waits for what uses one.
 const WAITS: [f64; 2] = [1.05, 1.02];
 /// Seconds until a block's tables are there; until a thread has brought two vectors of weights, or one of a channel of the input;
 /// and a box beside its vectors.
 const START: f64 = 5e-6;
 const WEIGHTS: f64 = 1e-6;
-const VECTOR: f64 = 0.117e-6;
-const BOX: f64 = 0.39e-6;
+const VECTOR: f64 = 0.088e-6;
+const BOX: f64 = 0.91e-6;
 /// Instructions of a warp: for a step beside its products, for a tile of a step by kind of operand; for a unit of work, a row block and a
-/// residue of it, beside its steps and outputs; for 32 outputs, written, counted or normalized, or counted as 16 bits hold them.
-const STEP: f64 = 15.0;
-const TILE: [f64; 3] = [6.7, 6.7, 18.0];
-const UNIT: f64 = 300.0;
-const BLOCK: f64 = 50.0;
-const RESIDUE: f64 = 28.0;
-const WRITTEN: f64 = 3.3;
-const COUNTED: f64 = 3.5;
-const NORMALIZED: f64 = 1.5;
+/// residue of it, and a run, beside its steps and outputs; for 32 outputs, written, counted or normalized, or counted as 16 bits hold
+/// them.
+const STEP: f64 = 11.0;
+const TILE: [f64; 3] = [5.6, 5.5, 13.2];
+const UNIT: f64 = 284.0;
+const BLOCK: f64 = 56.0;
+const RESIDUE: f64 = 32.0;
+const STORED: f64 = 22.6;
+const WRITTEN: f64 = 3.5;
+const COUNTED: f64 = 4.0;
+const NORMALIZED: f64 = 1.6;
 const ROUNDED: f64 = 2.5;
 
 /// A plan of this family.
@@ -120,7 +128,7 @@ fn bent(code: i32) -> f64 {
         1 | 2 => 1.5,
         6 => 1.0,
         4 | 8 => 30.0,
-        _ => 5.0,
+        _ => 4.2,
     }
 }
 
@@ -275,26 +283,35 @@ impl<'a> ImplicitGemm<'a> {
         let of = |activation| outputs * bent(activation_code(activation).0);
         let products = steps * (each(lines_of_block * segments * 4) * TILE[kind] + STEP);
         let unit = (products + BLOCK + RESIDUE * each(height.stride)) * each(blocks_h) + UNIT;
+        let unit = unit + STORED * each(runs);
         let vectors = each(chunks * planes * lines * (span / 4 + 2));
         let scattered = if width.input.is_multiple_of(4) { 1.0 } else { 3.0 };
         let rounds = groups.div_ceil(context.device.multiprocessors);
         let turns = each(items.div_ceil(blocks_of_group) * rounds);
         let of_word = if half { 2.0 } else { 1.0 };
         let brought = turns * ((vectors / each(PRODUCERS)).ceil() * VECTOR * of_word * scattered + BOX);
-        let stored = if linked { run * runs } else { run };
-        let memory = MEMORY / (1.0 + RUN / (stored * element) as f64);
+        let stored = if joined { run * runs * units_h } else { run };
+        let apart = APART * (1.0 - 1.0 / each(blocks_h));
+        let memory = MEMORY / (1.0 + RUN[usize::from(!joined)] / (stored * element) as f64 + apart);
         // Blocks that have a box less than others wait for these at the end.
-        let uneven = turns * each(blocks_of_group) / (each(items) * rounds as f64);
+        let uneven = 1.0 + UNEVEN * (turns * each(blocks_of_group) / (each(items) * rounds as f64) - 1.0);
+        // The last boxes along height are not whole; they are always the same blocks' if there are as many of these as of those, or a
+        // multiple.
+        let whole = height.output as f64 / (boxes[1] * box_h) as f64;
+        let alike = blocks_of_group.is_multiple_of(boxes[1] * boxes[2]);
+        let (whole, uneven) = if alike { (1.0, uneven / whole) } else { (whole, uneven) };
         let weights =
             each(4 * entries * tiles).div_euclid(each(32 * warps + PRODUCERS)).max(1.0) * WEIGHTS / 2.0;
         // The last units of a block are not as many as its warps.
         let all_units = turns * each(units);
         let all_units = (all_units / each(warps)).ceil() * each(warps);
+        let issued = ISSUED[(warpgroups - 2).min(2)];
         let pass = |unit: f64, moved: f64| {
-            let parts = [all_units * unit / ISSUED, brought, moved / memory * uneven];
+            let parts = [all_units * unit / issued * whole, brought, moved / memory * uneven];
+            let ends = ENDS[0] * brought / turns + ENDS[1] * each(warps) * unit / issued;
             let most = parts.into_iter().fold(0.0, f64::max);
             let waits = WAITS.get(stages - 2).copied().unwrap_or(1.0);
-            START + weights + (most + SEEN * (parts.iter().sum::<f64>() - most)) * waits
+            START + weights + ends + (most + SEEN * (parts.iter().sum::<f64>() - most)) * waits
         };
         let (written, counted) = (outputs * WRITTEN, outputs * COUNTED);
         let merged = norm::MERGE + 24.0 * each(partials) / MEMORY;

@@ -36,13 +36,18 @@ pub(super) fn may(context: Context<'_>) -> bool {
         && kernel(context, "direct_norm").is_ok()
 }
 
-/// The time that a product that takes so long by itself is expected to take longer with so many such warps, which leave the packing to
-/// so many.
-pub(super) fn seconds(context: Context<'_>, product: f64, warps: usize, packers: usize) -> f64 {
+/// The time that so many warps are expected to take for packing the input, where others normalize.
+pub(super) fn packing(context: Context<'_>, packers: usize) -> f64 {
     let input = context.request.geometry.input_shape().iter().product::<usize>() as f64;
+    input / (PACKED * packers as f64)
+}
+
+/// The time that a product that takes so long by itself is expected to take longer with so many such warps, beside packing that
+/// takes so long.
+pub(super) fn seconds(context: Context<'_>, product: f64, warps: usize, packing: f64) -> f64 {
     let samples = context.request.geometry.batch() as f64;
     let (bytes, others) = (norm::bytes(context), (samples - 1.0) / samples);
-    let with_packs = product.max(input / (PACKED * packers as f64)) + SLOWED * product * warps as f64;
+    let with_packs = product.max(packing) + SLOWED * product * warps as f64;
     let beside = (BESIDE * warps as f64 * with_packs).min(bytes) * others;
     with_packs - product + (bytes - beside) / AFTER + LAST
 }

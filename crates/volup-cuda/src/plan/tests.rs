@@ -15,6 +15,7 @@ mod group_norm_plans;
 mod half_gradient_plans;
 mod halo;
 mod halo_fold_plans;
+mod halo_statistics_plans;
 mod halo_sweep;
 mod halo_sweep_plans;
 mod implicit;

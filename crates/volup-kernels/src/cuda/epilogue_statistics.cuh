@@ -1,7 +1,7 @@
-// Statistics of what `gather_gemm` writes, for a group norm: `group_merge` merges them.
+// Statistics of what `gather_gemm` and `halo_gemm` write, for a group norm: `group_merge` merges them.
 //
-// Of each channel what a warpgroup writes of a tile has a mean and a sum of squared deviations from it. They come from the sums
-// of a warp's values and of their squares. Where a mean is so much larger than the deviations from it that the difference would
+// Of each channel, or of some of a group together, what a warpgroup writes of a tile has a mean and a sum of squared deviations from it.
+// They come from the sums of a warp's values and of their squares. Where a mean is so much larger than the deviations from it that the difference would
 // have lost more than six bits, they are taken anew: of the values as y holds them, in two passes over registers. What is apart is
 // merged as by Chan, Golub and LeVeque, 1979, in a fixed order.
 
@@ -26,9 +26,15 @@ struct Statistics {
 
 /// Eights of channels that change places in a warp's staging area at once, and bytes from one to the next there, such that no two
 /// lanes that read or write at once meet in a bank.
-constexpr int EIGHTS = 4, EIGHT_PITCH = 576;
+constexpr int EIGHTS = 2 * MI, EIGHT_PITCH = 576;
+/// What neighbouring columns' outputs are of: one place, or the two residues along width of one channel, which are not there alike.
+#ifdef RW
+constexpr int PLACES = 1;
+#else
+constexpr int PLACES = 2;
+#endif
 static_assert(CHANNELS % 32 == 0 && CHANNELS <= 128);
-static_assert(EIGHTS * EIGHT_PITCH <= 4 * STAGING && 2 * CHANNELS + 1 <= STAGING);
+static_assert(EIGHTS * EIGHT_PITCH <= 4 * STAGING && 2 * CHANNELS + PLACES <= STAGING);
 /// The share of the sum of squares that is left of it at least.
 constexpr float LEFT = 0.015625f;
 
@@ -45,7 +51,7 @@ struct Moments {
 };
 
 /// What this warp's lanes have in their registers: of `LINES` lines, of which `there` says what is an output: of row
-/// `8*i + lane/4`, a line and a residue bit `(i*LINES + line)*RESIDUES + residue`.
+/// `8*i + lane/4`, a line, a residue and a neighbour's place bit `((i*LINES + line)*RESIDUES + residue)*PLACES + place`.
 template <int LINES> struct Outputs {
     float (&sum)[LINES][MI][REGISTERS];
     unsigned there;
@@ -59,7 +65,8 @@ template <int LINES> struct Outputs {
 #pragma unroll
                 for (int residue = 0; residue < RESIDUES; residue++) {
                     const int tap = TAP_COLUMNS - RESIDUES + (residue + TAP_COLUMNS) % RESIDUES;
-                    of(sum[line][i % MI][tap * CHANNELS / 2 + 4 * eight + i / MI * 2 + which], (i * LINES + line) * RESIDUES + residue);
+                    of(sum[line][i % MI][tap * CHANNELS / 2 + 4 * eight + i / MI * 2 + which],
+                       ((i * LINES + line) * RESIDUES + residue) * PLACES + which % PLACES);
                 }
     }
     /// The same values, of which the compiler does not know that they are: what is made of them is made when it is asked for.
@@ -103,7 +110,7 @@ template <int LINES> struct Outputs {
         });
         // From the first on, so that the mean of equal values is theirs.
         float near = 0.0f, off = 0.0f, m2 = 0.0f;
-        each(eight, which, [&](float &v, int bit) { near = bit == 0 && has(0) ? v : near; });
+        each(eight, which, [&](float &v, int bit) { near = bit < PLACES && has(bit) ? v : near; });
         each(eight, which, [&](float &v, int bit) { off += has(bit) ? v - near : 0.0f; });
         off *= by;
         hide(eight, which);
@@ -131,7 +138,7 @@ template <int LINES> struct Outputs {
     }
     __device__ __forceinline__ static const float2 *exchanged(const char *staged) {
         const int lane = threadIdx.x % 32;
-        return (const float2 *)(staged + lane / 8 * EIGHT_PITCH) + lane % 8;
+        return (const float2 *)(staged + lane / 8 % EIGHTS * EIGHT_PITCH) + lane % 8;
     }
 };
 
@@ -140,21 +147,26 @@ template <bool IS> struct Whole {
     static constexpr bool value = IS;
 };
 
-/// Counts a warpgroup's outputs of one sample, of `channels` channels from `channel0` on. `own` are the bits of this lane's row
-/// (`lane % ROWS`), of its lines and residues; `staged` is the warp's, and of no use before and after. All threads of the
-/// warpgroup come here.
+/// Counts a warpgroup's outputs of one sample, of `channels` channels from `channel0` on; of two places they are columns. `own` are the
+/// bits of this lane's row (`lane % ROWS`), of its lines, residues and places; `staged` is the warp's, and of no use before and after. All
+/// threads of the warpgroup come here.
 template <int LINES>
 __device__ __forceinline__ void count_outputs(float (&sum)[LINES][MI][REGISTERS], unsigned own, float *staged, int channel0, int channels,
                                               const Statistics &to, long long at, int warpgroup) {
-    constexpr int OF_ROW = LINES * RESIDUES, OF_LANE = 2 * MI * OF_ROW;
+    constexpr int OF_ROW = LINES * RESIDUES * PLACES, OF_LANE = 2 * MI * OF_ROW;
     const int lane = threadIdx.x % 32, thread = threadIdx.x % 128;
     Outputs<LINES> outputs = {sum, 0};
 #pragma unroll
     for (int i = 0; i < 2 * MI; i++) outputs.there |= __shfl_sync(0xffffffffu, own, 8 * i + lane / 4) << (i * OF_ROW);
-    const int seen = __popc(outputs.there);
-    int count = seen;
+    // How many of a place this lane has, and the warp.
+    int seen[PLACES], count[PLACES];
 #pragma unroll
-    for (int lanes = 4; lanes < 32; lanes *= 2) count += __shfl_xor_sync(0xffffffffu, count, lanes);
+    for (int place = 0; place < PLACES; place++) {
+        seen[place] = __popc(outputs.there & (PLACES == 1 ? ~0u : 0x55555555u << place));
+        count[place] = seen[place];
+#pragma unroll
+        for (int lanes = 4; lanes < 32; lanes *= 2) count[place] += __shfl_xor_sync(0xffffffffu, count[place], lanes);
+    }
     __syncwarp();
     const auto of_sums = [&](auto whole) {
 #pragma unroll
@@ -165,25 +177,37 @@ __device__ __forceinline__ void count_outputs(float (&sum)[LINES][MI][REGISTERS]
         of_sums(Whole<true>{});
     else
         of_sums(Whole<false>{});
-    if (lane == 0) staged[2 * CHANNELS] = (float)count;
-    asm volatile("bar.sync %0, 128;" ::"r"(warpgroup + 1) : "memory");
+    const auto leave_counts = [&] {
+#pragma unroll
+        for (int place = 0; place < PLACES; place++)
+            if (lane == 0) staged[2 * CHANNELS + place] = (float)count[place];
+        asm volatile("bar.sync %0, 128;" ::"r"(warpgroup + 1) : "memory");
+    };
+    leave_counts();
     // What the warps have of a channel, each by a thread.
     const auto over_warps = [&](auto add) {
         const float *const of_first = staged - thread / 32 * STAGING;
 #pragma unroll
         for (int warp = 0; warp < 4; warp++) {
             const float *const of_warp = of_first + warp * STAGING;
-            add(of_warp[2 * CHANNELS], ((const float2 *)of_warp)[thread]);
+            add(of_warp[2 * CHANNELS + thread % PLACES], ((const float2 *)of_warp)[thread]);
         }
     };
     Moments all = {0.0f, 0.0f, 0.0f};
     int bad = 0;
-    if (thread < channels) {
-        float2 total = make_float2(0.0f, 0.0f);
+    float2 total = make_float2(0.0f, 0.0f);
+    if (thread < channels)
         over_warps([&](float count, float2 of) {
             all.count += count;
             total = make_float2(total.x + of.x, total.y + of.y);
         });
+    // Channels that are joined have one sum.
+#pragma unroll 1
+    for (int lanes = 1; lanes < to.joined; lanes *= 2) {
+        const auto other = [&](float of) { return of + __shfl_xor_sync(0xffffffffu, of, lanes); };
+        all.count = other(all.count), total = make_float2(other(total.x), other(total.y));
+    }
+    if (thread < channels) {
         all.mean = __fdividef(total.x, fmaxf(all.count, 1.0f));
         all.m2 = fmaxf(total.y - total.x * all.mean, 0.0f);
         bad = all.m2 < LEFT * total.y;
@@ -194,32 +218,39 @@ __device__ __forceinline__ void count_outputs(float (&sum)[LINES][MI][REGISTERS]
                  : "memory");
     // Of all threads the same, which the compiler has to know.
     if (__any_sync(0xffffffffu, bad)) {
-        const float by = __frcp_rn((float)max(seen, 1));
+        float by[PLACES];
+#pragma unroll
+        for (int place = 0; place < PLACES; place++) by[place] = __frcp_rn((float)max(seen[place], 1));
         float2 own_moments[CHANNELS / (8 * EIGHTS)];
 #pragma unroll
         for (int group = 0; group < CHANNELS / (8 * EIGHTS); group++) {
-            outputs.exchange((char *)staged, group, [&](int eight, int which) { return outputs.moments(eight, which, by); });
+            outputs.exchange((char *)staged, group, [&](int eight, int which) { return outputs.moments(eight, which, by[which % PLACES]); });
             Moments of_warp = {0.0f, 0.0f, 0.0f};
 #pragma unroll
             for (int row = 0; row < 8; row++) {
                 const float2 of = outputs.exchanged((char *)staged)[8 * row];
-                of_warp.add({(float)__shfl_sync(0xffffffffu, seen, 4 * row), of.x, of.y});
+                int of_row = __shfl_sync(0xffffffffu, seen[0], 4 * row);
+                if (PLACES == 2) {
+                    const int other = __shfl_sync(0xffffffffu, seen[PLACES - 1], 4 * row);
+                    of_row = lane % 2 ? other : of_row;
+                }
+                of_warp.add({(float)of_row, of.x, of.y});
             }
             own_moments[group] = make_float2(of_warp.mean, of_warp.m2);
         }
         __syncwarp();
 #pragma unroll
-        for (int group = 0; group < CHANNELS / (8 * EIGHTS); group++) ((float2 *)staged)[group * 8 * EIGHTS + lane] = own_moments[group];
-        if (lane == 0) staged[2 * CHANNELS] = (float)count;
-        asm volatile("bar.sync %0, 128;" ::"r"(warpgroup + 1) : "memory");
+        for (int group = 0; group < CHANNELS / (8 * EIGHTS); group++)
+            if (lane < 8 * EIGHTS) ((float2 *)staged)[group * 8 * EIGHTS + lane] = own_moments[group];
+        leave_counts();
         all = {0.0f, 0.0f, 0.0f};
         if (thread < channels) over_warps([&](float count, float2 of) { all.add({count, of.x, of.y}); });
         asm volatile("bar.sync %0, 128;" ::"r"(warpgroup + 1) : "memory");
-    }
 #pragma unroll 1
-    for (int lanes = 1; lanes < to.joined; lanes *= 2) {
-        const auto other = [&](float of) { return __shfl_xor_sync(0xffffffffu, of, lanes); };
-        all.add({other(all.count), other(all.mean), other(all.m2)});
+        for (int lanes = 1; lanes < to.joined; lanes *= 2) {
+            const auto other = [&](float of) { return __shfl_xor_sync(0xffffffffu, of, lanes); };
+            all.add({other(all.count), other(all.mean), other(all.m2)});
+        }
     }
     if (thread < channels && thread % to.joined == 0) {
         const int column = (channel0 + thread) / to.joined;

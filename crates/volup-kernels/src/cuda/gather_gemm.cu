@@ -74,7 +74,6 @@
 #ifdef COUNTS
 #include "epilogue_statistics.cuh"
 #include "norm_behind.cuh"
-#include "warp_meet.cuh"
 #endif
 
 /// Panels of a chunk, and steps of 32 bytes of K.
@@ -202,63 +201,18 @@ template <typename Of> struct Tile {
     }
 };
 
-/// Blocks of the grid, asked for each time: a register that held them would be spilled.
-__device__ __forceinline__ int grid_blocks() {
-    int blocks;
-    asm volatile("mov.u32 %0, %%nctaid.x;" : "=r"(blocks));
-    return blocks;
-}
-
 /// The turn of a block's tile among all: by work, turns go to and fro.
 __device__ __forceinline__ int tile_of(int round, int by_work) {
     return round * grid_blocks() + (by_work && round & 1 ? grid_blocks() - 1 - blockIdx.x : blockIdx.x);
 }
 
 #ifdef COUNTS
-/// Who tells all blocks of tiles that are written where a group norm follows, with tiles in the order of rows: the first warp that packs,
-/// beside that.
-struct Teller {
-    const NormBehind &norm;
+/// Tiles of the products, in the order of rows.
+struct InOrder {
     const Divisors &by;
-    /// Of each warpgroup tiles that are written, counted by warps; of each tiles that have been told of.
-    int *finished;
-    int tiles, rows;
 
-    __device__ __forceinline__ static bool is_it() { return threadIdx.x / 32 == CONSUMERS / 32 + 1; }
+    __device__ __forceinline__ int row0(int tile) const { return by.phases.divide(by.all.divide(tile)) * BM; }
     __device__ __forceinline__ int sample_of(int row) const { return by.depth.divide(by.height.divide(by.width.divide(row))); }
-    __device__ __forceinline__ bool are_all(int of_block) const { return of_block * grid_blocks() + (int)blockIdx.x >= tiles; }
-    __device__ __forceinline__ int written(int warpgroup) const {
-        const int warps = *(const volatile int *)(finished + warpgroup);
-        __threadfence_block();
-        return warps / 4;
-    }
-    __device__ __forceinline__ bool all_written() const {
-        bool all = true;
-        for (int warpgroup = 0; warpgroup < WGS; warpgroup++) all &= are_all(written(warpgroup));
-        return all;
-    }
-
-    /// Tells of tiles that are written since, if it is this warp that does.
-    __device__ __forceinline__ void meanwhile() const { told_all(); }
-    __device__ __forceinline__ bool told_all() const {
-        if (!is_it()) return true;
-        bool all = true;
-#pragma unroll 1
-        for (int warpgroup = 0; warpgroup < WGS; warpgroup++) {
-            int told = finished[WGS + warpgroup];
-            const int now = written(warpgroup);
-#pragma unroll 1
-            for (; told < now; told++) {
-                const int row0 = by.phases.divide(by.all.divide(told * grid_blocks() + blockIdx.x)) * BM;
-                if (threadIdx.x % 32 == 0) norm.written(sample_of(row0), sample_of(min(row0 + BM, rows) - 1));
-            }
-            __syncwarp();
-            if (threadIdx.x % 32 == 0) finished[WGS + warpgroup] = now;
-            __syncwarp();
-            all &= are_all(now);
-        }
-        return all;
-    }
 };
 #endif
 
@@ -301,7 +255,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
 #ifdef COUNTS
     int *const finished = (int *)(by + 1);
     const NormBehind norm = {y, (float2 *)parts, counts, norm_words, (float2 *)merged, gamma, beta, x_count, out_channels,
-                             norm_groups, y_voxels, part_chunks, part_phases, out_channels / joined, pd * ph * pw, blocks, norm_activation, norm_slope, eps};
+                             norm_groups, y_voxels, part_chunks, part_phases, out_channels / joined, pd * ph * pw, all, norm_activation, norm_slope, eps};
 #endif
     const PackAhead packed = {x, (uint4 *)a, control, a_rows, 0, x_count, x_depth, x_height, x_width, 1, panels, x_n, x_c, x_d, x_h, x_w, before, shift, pieces, ahead};
 
@@ -358,10 +312,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
             const PackDivisors divisors = {by->x_line, by->x_plane, by->x_sample, by->units};
 #ifdef COUNTS
             if (norm_words) {
-                const Teller teller = {norm, *by, finished, tiles, rows};
+                const InOrder in_order = {*by};
+                const Teller<InOrder> teller = {norm, in_order, finished, tiles, rows};
                 const int of_norm = (int)threadIdx.x / 32 - (THREADS / 32 - norm_warps);
                 if (of_norm >= 0)
-                    norm.work<true>(rings + (3 - norm_warps) * ROUNDS * ROUND + of_norm * NormBehind::RING, [&] { return teller.all_written(); });
+                    norm.work<NormBehind::BY_RING>(rings + (3 - norm_warps) * ROUNDS * ROUND + of_norm * NormBehind::RING, [&] { return teller.all_written(); });
                 else
                     packed.pack(divisors, rings, teller);
                 while (!teller.told_all()) __nanosleep(256);
@@ -699,15 +654,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
                 count_outputs(sum, at.n == n ? own : 0, staged, slice * channels + channel0, min(channels - channel0, CHANNELS), statistics,
                               statistics.at(n, t.row0 / BM, warpgroup, phase), warpgroup);
         }
-        meet();
-        if (lane == 0) {
-            __threadfence_block();
-            atomicAdd(finished + warpgroup, 1);
-        }
+        Teller<InOrder>::finish(finished, warpgroup);
 #endif
     }
 #ifdef COUNTS
-    if (norm_words) norm.work<false>(nullptr, [] { return true; });
+    if (norm_words) norm.work<NormBehind::BY_REGISTERS>(nullptr, [] { return true; });
 #endif
 #ifndef COUNTS
     // Then no block has stored anything; each has had a tile.

@@ -93,6 +93,9 @@
 // 11. What `definition.cuh` asks for, before `unless`: with `guarded` control words are final when this starts, and where they say that
 //    packed operands do not do, nothing is stored of the products, and the definition is computed instead; else all of it is zero.
 // 12. Last, for two tf32: `unless` (null, or words after which the result of another kernel may stand; then nothing is done).
+// 13. With COUNTS, which is for KIND 2 and a block that is alone, and leaves the definition to another launch, the two last items of
+//    `gather_gemm`: statistics of y, where rows are one or two outputs of a channel, of two `channels_first`; and the group norm beside
+//    the product, where `by_work` is 0, by 2 or 3 of the producer's warps.
 
 /// The first tap of a chunk along height, and how many units and steps of one it has along width; a tap along depth that
 /// it lacks is passed over. There is one phase.
@@ -125,7 +128,11 @@ template <int COUNT> struct Count {
 #define BOTH (KIND == 2 && BN <= (CTAS == 1 ? 48 : 32))
 
 /// Whether the definition stands in this kernel, too: there is one that has no registers for it.
+#ifdef COUNTS
+#define WITHIN 0
+#else
 #define WITHIN !(BN == 64 && MI == 2 && WGS == 4)
+#endif
 
 /// Whether a block that is alone may pack the input while it multiplies.
 #if defined(SHORT) || PARTED || CTAS > 1
@@ -144,6 +151,10 @@ template <int COUNT> struct Count {
 #include "halo_tiles.cuh"
 #include "launch.cuh"
 #include "pack_ahead.cuh"
+#ifdef COUNTS
+#include "epilogue_statistics.cuh"
+#include "norm_behind.cuh"
+#endif
 
 #include <type_traits>
 
@@ -158,6 +169,24 @@ constexpr int OTHERS = 32;
 #endif
 constexpr bool ROOMY = SUMS + OTHERS <= (ALONE ? CONSUMER_REGISTERS : 112);
 using Kept = std::conditional_t<ROOMY, const int, const int &>;
+
+/// Whether tables of columns are written for every tile: there is no register for which ones they are of.
+#ifdef COUNTS
+constexpr bool FORGETS = !ROOMY;
+#else
+constexpr bool FORGETS = false;
+#endif
+
+#ifdef COUNTS
+static_assert(KIND == 2 && ALONE);
+/// Tiles of the products, in the order of rows.
+struct InOrder {
+    const Divisors &by;
+
+    __device__ __forceinline__ int row0(int tile) const { return by.phases.divide(by.all.divide(tile)) * BM; }
+    __device__ __forceinline__ int sample_of(int row) const { return by.depth.divide(by.height.divide(by.line.divide(row))); }
+};
+#endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
     const char *a, const char *b, unsigned *control,
@@ -183,6 +212,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
     int units, int before, int shift, int pieces, int ahead, DEFINITION_PARAMETERS
 #if KIND == 3
     , const unsigned *unless
+#endif
+#ifdef COUNTS
+    , float *parts, float *counts, int part_chunks, int part_phases, int out_channels, int joined, int relus,
+    unsigned *norm_words, int norm_warps, float *merged, const Element *gamma, const Element *beta, int norm_groups, int y_voxels,
+    int norm_activation, double norm_slope, double eps
 #endif
 ) {
     let_next_start();
@@ -222,6 +256,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
     const int tiles = (rows + advance - 1) / advance * d_stride * h_stride * slices * blocks;
 #if PACKS_AHEAD
     const PackAhead packed = {x, (uint4 *)a, control, a_rows, lead, n, d_input, height, width, block, panels, x_n, x_c, x_d, x_h, x_w, before, shift, pieces, ahead};
+#endif
+
+#ifdef COUNTS
+    int *const finished = (int *)(by + 1);
+    const NormBehind norm = {y, (float2 *)parts, counts, norm_words, (float2 *)merged, gamma, beta, n, out_channels, norm_groups, y_voxels,
+                             part_chunks, part_phases, out_channels / joined, pd * ph * pw, slices * blocks, norm_activation, norm_slope, eps};
+    if (threadIdx.x >= 64 && threadIdx.x < 64 + 2 * WGS) finished[threadIdx.x - 64] = 0;
+    // There is no register to keep it in, either.
+    if (threadIdx.x == 96) finished[2 * WGS] = tiles;
+    const auto tile_count = [&] { return *(const volatile int *)(finished + 2 * WGS); };
+#else
+    const auto tile_count = [&] { return tiles; };
 #endif
 
     if (threadIdx.x == 0) {
@@ -272,6 +318,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
             // The launch before, the weight's pack, has written nothing that this needs.
             if (ahead > 0) packed.pack({by->line, by->height, by->depth, by->units}, memory + (ring_b - shared(memory)) + b_stages * unit_bytes);
 #endif
+#ifdef COUNTS
+            await_previous();
+            if (norm_words) {
+                const InOrder in_order = {*by};
+                const Teller<InOrder> teller = {norm, in_order, finished, tile_count(), rows};
+                const int of_norm = (int)threadIdx.x / 32 - (THREADS / 32 - norm_warps);
+                if (of_norm >= 0)
+                    norm.work<NormBehind::BY_FEW_REGISTERS>(nullptr, [&] {
+                        teller.meanwhile();
+                        return teller.all_written();
+                    });
+                while (!teller.told_all()) __nanosleep(256);
+            }
+#endif
             return;
         }
         // The producer: one warp.
@@ -289,7 +349,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
             }
         }
 #pragma unroll 1
-        for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+        for (int tile = blockIdx.x; tile < tile_count(); tile += gridDim.x) {
             const Tile t(s, *by, phases, tile);
             const int slice = t.column_block / blocks;
 #if PACKS_AHEAD
@@ -370,8 +430,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
     int turn = 0;
 #endif
 
-    for (int tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-        const Tile t(s, *by, phases, tile);
+    for (int tile = blockIdx.x; tile < tile_count(); tile += gridDim.x) {
+        const Tile own(s, *by, phases, tile);
         float sum[MI][REGISTERS];
 #if KIND == 2
         float cross[MI][REGISTERS];
@@ -384,7 +444,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
 #endif
         // What the matrix instructions in flight read, to be given back when they are done.
         int held_a = -1, held_b = -1;
-        Kept nd = t.phase.nd, nh = t.phase.nh, td0 = t.phase.td, th0 = t.phase.th;
+        Kept nd = own.phase.nd, nh = own.phase.nh, td0 = own.phase.td, th0 = own.phase.th;
         // K: the steps of 32 bytes of a chunk, or 0 for any number of them.
         const auto products = [&](auto known) {
             constexpr int K = decltype(known)::value;
@@ -403,7 +463,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
                 }
 #pragma unroll 1
             for (int ad = 0; ad < nd; ad++) {
-                if (t.skipped(ad)) continue;
+                if (own.skipped(ad)) continue;
 #pragma unroll 1
                 for (int chunk = 0; chunk < chunks; chunk++) {
                     LACKING(chunk)
@@ -526,9 +586,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
             }
 #endif
 
+#ifdef COUNTS
+        // Found anew: there are no registers to keep it in.
+        const Tile t(s, *by, phases, kept(tile));
+#else
+        const Tile &t = own;
+#endif
         // Where rows and columns go. Offsets are 32-bit from the tile's first sample on.
         const int slice = t.column_block / blocks, column0 = (t.column_block - slice * blocks) * COLUMNS;
-        if (t.column_block != known) {
+        if (FORGETS || t.column_block != known) {
             known = t.column_block;
 #if SCALED
             const float scale_x = power(-input_exponent(control));
@@ -619,47 +685,65 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
                            y_w == 1 && y_h == w_out && y_d == h_out * w_out && w_shift == 0 && d_shift == 0 && h_shift == 0 &&
                            ((unsigned long long)y | (unsigned long long)(unsigned)y_c * sizeof(Element)) % 16 == 0;
         constexpr int VECTOR = 16 / sizeof(Element);
-        if constexpr (RESIDUES == 1) {
-            if (!channels_first && activation <= 2 && (unsigned long long)y % 16 == 0 && (channels | y_n | y_d | y_h | y_w) % VECTOR == 0) {
-                epilogue.rows(sum);
-                continue;
+        const auto write = [&] {
+            if constexpr (RESIDUES == 1) {
+                if (!channels_first && activation <= 2 && (unsigned long long)y % 16 == 0 && (channels | y_n | y_d | y_h | y_w) % VECTOR == 0) {
+                    epilogue.rows(sum);
+                    return;
+                }
             }
-        }
-        if (dense && outputs == 2 && activation <= 2) {
-            epilogue.pairs<2 / RESIDUES>(sum);
-            continue;
-        }
-        if constexpr (sizeof(Element) == 2) {
-            if (dense && outputs == 1 && activation <= 2) {
-                epilogue.dense(sum);
-                continue;
+            if (dense && outputs == 2 && activation <= 2) {
+                epilogue.pairs<2 / RESIDUES>(sum);
+                return;
             }
-        } else {
-            if (dense && outputs == 1 && activation <= 2 && y_c % 8 == 0) {
-                epilogue.direct(sum);
-                continue;
+            if constexpr (sizeof(Element) == 2) {
+                if (dense && outputs == 1 && activation <= 2) {
+                    epilogue.dense(sum);
+                    return;
+                }
+            } else {
+                if (dense && outputs == 1 && activation <= 2 && y_c % 8 == 0) {
+                    epilogue.direct(sum);
+                    return;
+                }
             }
-        }
 #pragma unroll 1
-        for (int piece = 0; piece < COLUMNS; piece += PIECE) {
-            epilogue.stage(sum, piece);
-            if (activation > 2) epilogue.bend();
-            if (!channels_first)
-                epilogue.last(piece, vectors);
-            else if (dense && outputs == 1)
-                epilogue.dense(piece);
-            else if (outputs == 1)
-                epilogue.first<1>(piece);
-            else if (outputs == 2)
-                epilogue.first<2>(piece);
-            else if (outputs == 4)
-                epilogue.first<4>(piece);
-            else if (outputs == 8)
-                epilogue.first<8>(piece);
-            else
-                epilogue.first<0>(piece);
-        }
+            for (int piece = 0; piece < COLUMNS; piece += PIECE) {
+                epilogue.stage(sum, piece);
+                if (activation > 2) epilogue.bend();
+                if (!channels_first)
+                    epilogue.last(piece, vectors);
+                else if (dense && outputs == 1)
+                    epilogue.dense(piece);
+                else if (outputs == 1)
+                    epilogue.first<1>(piece);
+                else if (outputs == 2)
+                    epilogue.first<2>(piece);
+                else if (outputs == 4)
+                    epilogue.first<4>(piece);
+                else if (outputs == 8)
+                    epilogue.first<8>(piece);
+                else
+                    epilogue.first<0>(piece);
+            }
+        };
+        write();
+#ifdef COUNTS
+        if (relus) straighten(sum, 1, 0.0);
+        const unsigned there = here ? ((unsigned)ow < (unsigned)w_out) | ((unsigned)(ow + outputs - 1) < (unsigned)w_out) << 1 : 0;
+        const Statistics statistics = {(float2 *)parts, counts, part_chunks, part_phases, out_channels / joined, joined * outputs, pd * ph * pw};
+        const int last = by->depth.divide(by->height.divide(by->line.divide(min(t.row0 + BM, rows) - 1)));
+#pragma unroll 1
+        for (int sample = sample0; sample <= last; sample++)
+            count_outputs(*(float(*)[1][MI][REGISTERS])sum, n == sample ? there : 0, staged, slice * channels * outputs + column0,
+                          min(channels * outputs - column0, COLUMNS), statistics,
+                          statistics.at(sample, t.row0 / BM, warpgroup, t.phase.rd * h_stride + t.phase.rh), warpgroup);
+        Teller<InOrder>::finish(finished, warpgroup);
+#endif
     }
+#ifdef COUNTS
+    if (norm_words) norm.work<NormBehind::BY_REGISTERS>(nullptr, [] { return true; });
+#endif
 #if WITHIN
     // Then no block has stored anything; each has had a tile.
     if (!stored[warpgroup])

@@ -16,8 +16,8 @@ constexpr bool BOTH = false;
 #endif
 /// Warps that multiply, and threads that bring what they do; what registers both have.
 constexpr int WARPS = 4 * WARPGROUPS, PRODUCERS = 128, THREADS = 32 * WARPS + PRODUCERS;
-constexpr int PRODUCER_REGISTERS = WARPGROUPS == 2 ? 88 : KIND == 1 ? 80 : 56;
-constexpr int CONSUMER_REGISTERS = WARPGROUPS == 2 ? 208 : KIND == 1 ? 144 : 152;
+constexpr int PRODUCER_REGISTERS = WARPGROUPS == 2 ? 88 : WARPGROUPS == 3 && KIND == 1 ? 80 : 56;
+constexpr int CONSUMER_REGISTERS = WARPGROUPS == 2 ? 208 : WARPGROUPS == 4 ? 104 : KIND == 1 ? 144 : 152;
 /// Positions of a segment and tiles of 8 of them; of a line; words around them, and from a line to the next.
 constexpr int LANES = 32, TILES = LANES / 8, SPAN = LANES * SEGMENTS, MARGIN = 4, PITCH = SPAN + 2 * MARGIN;
 constexpr int MOST_CLASSES = 64, MOST_WIDTH = 9, MOST_STAGES = 8;
@@ -127,7 +127,7 @@ template <int COUNT> __device__ __forceinline__ void curve_plainly(float (&v)[CO
     else if (code == 5)
         each([](float x) { return x * sigmoid(x * (1.59576912f + 0.0713548163f * x * x)); });
     else if (code == 6)
-        each([](float x) { return x * __saturatef((x + 3.0f) * 0.166666667f); });
+        each([](float x) { return x * __saturatef(fmaf(x, 0.166666667f, 0.5f)); });
     else
         each([](float x) { return sigmoid(x); });
 }

@@ -12,8 +12,10 @@
 #include "activation.cuh"
 #include "copy_async.cuh"
 #include "epilogue_statistics.cuh"
+#include "launch.cuh"
 #include "moment_sums.cuh"
 #include "stored.cuh"
+#include "warp_meet.cuh"
 
 /// What else there is to know of a group norm, and of y in NCDHW.
 struct NormBehind {
@@ -26,7 +28,7 @@ struct NormBehind {
     /// Of each sample and group mean and 1/sigma.
     float2 *merged;
     const Element *gamma, *beta;
-    /// `voxels` of a channel; `chunks`, `phases`, `columns` and `rows` as in `Statistics`; column blocks of a row.
+    /// `voxels` of a channel; `chunks`, `phases`, `columns` and `rows` as in `Statistics`; column blocks of a row, of all slices.
     int samples, channels, groups, voxels, chunks, phases, columns, rows, blocks, activation;
     double slope, eps;
 
@@ -41,12 +43,14 @@ struct NormBehind {
         int piece;
     };
 
-    /// Elements of a vector, of a piece, and what a piece is scaled in: a warp that packs else has shared memory for some rounds, which
-    /// copies fill; one that multiplied has registers.
+    /// What a warp scales and merges by: shared memory, which copies fill some rounds ahead, or registers, of which one that multiplied has
+    /// more.
+    enum Means { BY_RING, BY_FEW_REGISTERS, BY_REGISTERS };
+    /// Elements of a vector, of a piece; bytes of a round and of all.
     static constexpr int V = 16 / sizeof(Element), PIECE = 16384 / sizeof(Element);
-    static constexpr int ROUND = 2048, ROUNDS = 8, RING = ROUND * ROUNDS, OF_ROUND = ROUND / 512, HELD = 8;
+    static constexpr int ROUND = 2048, ROUNDS = 8, RING = ROUND * ROUNDS, OF_ROUND = ROUND / 512;
     /// Pieces that are claimed at once.
-    template <bool BY_RING> static constexpr int CLAIMED = BY_RING ? 2 : 1;
+    template <Means MEANS> static constexpr int CLAIMED = MEANS == BY_RING ? 2 : 1;
     /// Partials that are merged at once, from there.
     static constexpr int PARTIALS = 640;
     static_assert(PARTIALS * 12 <= RING);
@@ -60,10 +64,9 @@ struct NormBehind {
         for (int sample = first; sample <= last; sample++) atomicAdd(of(sample), 1);
     }
 
-    /// Does what there is to do, by shared memory of this warp or, if there is none, only what registers are enough for: until there can
-    /// be nothing more, or this warp, whose block's products are `over`, has waited for long.
-    template <bool BY_RING, typename Over> __device__ __forceinline__ void work(char *ring, const Over &over) const {
-        At at = {BY_RING ? 0 : samples, (int)seen(words), false, true, -1};
+    /// Does what there is to do, until there can be nothing more, or this warp, whose block's products are `over`, has waited for long.
+    template <Means MEANS, typename Over> __device__ __forceinline__ void work(char *ring, const Over &over) const {
+        At at = {0, (int)seen(words), false, true, -1};
         int patience = PATIENCE;
 #pragma unroll 1
         while (patience > 0) {
@@ -72,7 +75,7 @@ struct NormBehind {
             NormBehind anew = *this;
             asm volatile("" : "+r"(anew.voxels), "+r"(anew.channels), "+r"(anew.groups), "+r"(anew.columns), "+r"(anew.rows), "+r"(anew.samples),
                          "+r"(anew.chunks), "+r"(anew.phases), "+r"(anew.blocks), "+d"(anew.slope), "+d"(anew.eps), "+l"(anew.words));
-            const Found found = anew.step<BY_RING>(at, ring);
+            const Found found = anew.step<MEANS>(at, ring);
             if (found == ALL && is_over) return;
             if (found == SOME) {
                 patience = PATIENCE;
@@ -86,13 +89,13 @@ struct NormBehind {
 
 private:
     /// Claims something and does it, if there is anything.
-    template <bool BY_RING> __device__ __forceinline__ Found step(At &at, char *ring) const {
-        if (BY_RING && at.may_merge && at.merges < samples) {
+    template <Means MEANS> __device__ __forceinline__ Found step(At &at, char *ring) const {
+        if (at.may_merge && at.merges < samples) {
             unsigned *const own = of(at.merges);
             if (seen(own) == needed(at.merges)) {
                 const int group = claim(own + 1, 1);
                 if (group < groups)
-                    merge(at.merges, group, ring);
+                    merge<MEANS>(at.merges, group, ring);
                 else
                     at.merges = passed(words + 1, at.merges);
                 return SOME;
@@ -102,7 +105,7 @@ private:
         unsigned *const own = of(at.scales);
         at.merged = at.merged || seen(own + 2) == (unsigned)groups;
         if (!at.merged) return NOTHING;
-        constexpr int CLAIMS = CLAIMED<BY_RING>;
+        constexpr int CLAIMS = CLAIMED<MEANS>;
         if (at.piece < 0) at.piece = claim(own + 3, CLAIMS);
         const int of_channel = (voxels + PIECE - 1) / PIECE, past = min(at.piece + CLAIMS, channels * of_channel);
         if (at.piece >= past) {
@@ -113,16 +116,16 @@ private:
         }
         // What comes next is asked for before, and heard after.
         int next = 0, tiles_written = 0;
-        if (BY_RING && threadIdx.x % 32 == 0) {
+        if (threadIdx.x % 32 == 0) {
             next = (int)atomicAdd(own + 3, CLAIMS);
             tiles_written = at.merges < samples ? *(const volatile unsigned *)of(at.merges) : 0;
         }
         for (int piece = at.piece; piece < past;) {
             const int channel = piece / of_channel, first = piece - channel * of_channel, count = min(past - piece, of_channel - first);
-            scale<BY_RING>(at.scales, channel, first, count, of_channel, ring);
+            scale<MEANS>(at.scales, channel, first, count, of_channel, ring);
             piece += count;
         }
-        at.piece = BY_RING ? __shfl_sync(0xffffffffu, next, 0) : -1;
+        at.piece = __shfl_sync(0xffffffffu, next, 0);
         at.may_merge = at.merges < samples && __shfl_sync(0xffffffffu, tiles_written, 0) == (int)needed(at.merges);
         return SOME;
     }
@@ -158,44 +161,61 @@ private:
     }
 
     /// Merges the partial statistics of a group.
-    __device__ __forceinline__ void merge(int sample, int group, char *ring) const {
+    template <Means MEANS> __device__ __forceinline__ void merge(int sample, int group, [[maybe_unused]] char *ring) const {
         // A column of a partial after the other.
         const int of_group = columns / groups, many = tiles(sample) * WGS * phases, lane = threadIdx.x % 32;
         const long long first = (long long)sample * chunks * phases;
-        const float2 *const copied = (const float2 *)ring;
-        const float *const copied_counts = (const float *)(copied + PARTIALS);
         MomentSums all = {0.0, 0.0, 0.0};
         double near = 0.0;
         bool knows_near = false;
+        const auto add = [&](float of, float2 part) {
+            if (!knows_near) {
+                // The mean of any that has values.
+                const unsigned there = __ballot_sync(0xffffffffu, of > 0.0f);
+                knows_near = there != 0;
+                near = __shfl_sync(0xffffffffu, part.x, 31 - __clz(there & -there) & 31);
+            }
+            all.add_part(of, part, near);
+        };
+        // What a lane reads is at addresses that are added to.
+        const long long apart = 32ll * columns;
 #pragma unroll 1
-        for (int column = 0; column < of_group; column++)
+        for (int column = 0; column < of_group; column++) {
+            const float2 *from = parts + (first + lane) * columns + group * of_group + column;
+            const float *from_counts = counts + (first + lane);
+            if constexpr (MEANS == BY_RING) {
+                const float2 *const copied = (const float2 *)ring;
+                const float *const copied_counts = (const float *)(copied + PARTIALS);
 #pragma unroll 1
-            for (int start = 0; start < many; start += PARTIALS) {
-                const int count = min(many - start, PARTIALS);
-                // A lane copies what it reads, from addresses that are added to.
-                const long long at0 = first + start + lane;
-                const float2 *from = parts + at0 * columns + group * of_group + column;
-                const float *from_counts = counts + at0;
-                const long long apart = 32ll * columns;
+                for (int start = 0; start < many; start += PARTIALS) {
+                    const int count = min(many - start, PARTIALS);
 #pragma unroll 1
-                for (int at = lane; at < count; at += 32, from += apart, from_counts += 32) {
-                    copy_async<8>(shared(copied + at), from, true);
-                    copy_async<4>(shared(copied_counts + at), from_counts, true);
-                }
-                await_all_copies();
-#pragma unroll 1
-                for (int at = lane; at < (count + 31) / 32 * 32; at += 32) {
-                    const float of = at < count ? copied_counts[at] : 0.0f;
-                    const float2 part = at < count ? copied[at] : make_float2(0.0f, 0.0f);
-                    if (!knows_near) {
-                        // The mean of any that has values.
-                        const unsigned there = __ballot_sync(0xffffffffu, of > 0.0f);
-                        knows_near = there != 0;
-                        near = __shfl_sync(0xffffffffu, part.x, 31 - __clz(there & -there) & 31);
+                    for (int at = lane; at < count; at += 32, from += apart, from_counts += 32) {
+                        copy_async<8>(shared(copied + at), from, true);
+                        copy_async<4>(shared(copied_counts + at), from_counts, true);
                     }
-                    all.add_part(of, part, near);
+                    await_all_copies();
+#pragma unroll 1
+                    for (int at = lane; at < (count + 31) / 32 * 32; at += 32)
+                        add(at < count ? copied_counts[at] : 0.0f, at < count ? copied[at] : make_float2(0.0f, 0.0f));
+                }
+            } else {
+                constexpr int AT_ONCE = MEANS == BY_FEW_REGISTERS ? 3 : 8;
+#pragma unroll 1
+                for (int start = 0; start < many; start += 32 * AT_ONCE) {
+                    float2 part[AT_ONCE];
+                    float of[AT_ONCE];
+#pragma unroll
+                    for (int k = 0; k < AT_ONCE; k++, from += apart, from_counts += 32) {
+                        const bool there = start + 32 * k + lane < many;
+                        part[k] = there ? __ldcg(from) : make_float2(0.0f, 0.0f);
+                        of[k] = there ? __ldcg(from_counts) : 0.0f;
+                    }
+#pragma unroll
+                    for (int k = 0; k < AT_ONCE; k++) add(of[k], part[k]);
                 }
             }
+        }
         all.over_lanes();
         if (lane == 0) {
             merged[sample * groups + group] = all.normalization(near, eps);
@@ -225,7 +245,7 @@ private:
     };
 
     /// Scales so many of a channel's pieces.
-    template <bool BY_RING> __device__ __forceinline__ void scale(int sample, int channel, int piece, int many, int pieces, char *ring) const {
+    template <Means MEANS> __device__ __forceinline__ void scale(int sample, int channel, int piece, int many, int pieces, char *ring) const {
         const float2 norm = __ldcg(merged + sample * groups + channel / (channels / groups));
         Scaling scaling = {norm.x, norm.y * (gamma ? widen(gamma[channel]) : 1.0f), beta ? widen(beta[channel]) : 0.0f, (float)slope, activation};
         asm volatile("" : "+f"(scaling.slope));
@@ -233,7 +253,7 @@ private:
         const int vectors = voxels / V, of_piece = (vectors + pieces - 1) / pieces, lane = kept(threadIdx.x % 32);
         const int count = min(vectors - piece * of_piece, many * of_piece) - lane;
         uint4 *const own = (uint4 *)(y + ((long long)sample * channels + channel) * voxels) + piece * of_piece + lane;
-        if constexpr (BY_RING) {
+        if constexpr (MEANS == BY_RING) {
             constexpr int OF_ALL = OF_ROUND * 32;
             const unsigned slots = shared(ring) + lane * 16;
             // One address for a round's copies, and one for its stores: each would wait until the one before it has read its own.
@@ -269,6 +289,7 @@ private:
                 now = now + ROUND == RING ? 0 : now + ROUND;
             }
         } else {
+            constexpr int HELD = MEANS == BY_FEW_REGISTERS ? 4 : 8;
 #pragma unroll 1
             for (int at = 0; at < count; at += HELD * 32) {
                 uint4 v[HELD];
@@ -280,5 +301,59 @@ private:
                     if (at + k * 32 < count) own[at + k * 32] = scaling(v[k]);
             }
         }
+    }
+};
+
+/// Who tells all blocks of tiles that are written, beside what else it does: the second warp that does not multiply. Tiles are in the order
+/// of rows. `of`: the first row of a tile, and the sample of a row.
+template <typename Of> struct Teller {
+    const NormBehind &norm;
+    const Of &of;
+    /// Of each warpgroup tiles that are written, counted by warps; of each tiles that have been told of.
+    int *finished;
+    int tiles, rows;
+
+    __device__ __forceinline__ static bool is_it() { return threadIdx.x / 32 == CONSUMERS / 32 + 1; }
+    __device__ __forceinline__ bool are_all(int of_block) const { return of_block * grid_blocks() + (int)blockIdx.x >= tiles; }
+    __device__ __forceinline__ int written(int warpgroup) const {
+        const int warps = *(const volatile int *)(finished + warpgroup);
+        __threadfence_block();
+        return warps / 4;
+    }
+    __device__ __forceinline__ bool all_written() const {
+        bool all = true;
+        for (int warpgroup = 0; warpgroup < WGS; warpgroup++) all &= are_all(written(warpgroup));
+        return all;
+    }
+
+    /// Says, as a consumer's warp, that it has written its part of a tile.
+    __device__ __forceinline__ static void finish(int *finished, int warpgroup) {
+        meet();
+        if (threadIdx.x % 32 == 0) {
+            __threadfence_block();
+            atomicAdd(finished + warpgroup, 1);
+        }
+    }
+
+    /// Tells of tiles that are written since, if it is this warp that does.
+    __device__ __forceinline__ void meanwhile() const { told_all(); }
+    __device__ __forceinline__ bool told_all() const {
+        if (!is_it()) return true;
+        bool all = true;
+#pragma unroll 1
+        for (int warpgroup = 0; warpgroup < WGS; warpgroup++) {
+            int told = finished[WGS + warpgroup];
+            const int now = written(warpgroup);
+#pragma unroll 1
+            for (; told < now; told++) {
+                const int row0 = of.row0(told * grid_blocks() + blockIdx.x);
+                if (threadIdx.x % 32 == 0) norm.written(of.sample_of(row0), of.sample_of(min(row0 + BM, rows) - 1));
+            }
+            __syncwarp();
+            if (threadIdx.x % 32 == 0) finished[WGS + warpgroup] = now;
+            __syncwarp();
+            all &= are_all(now);
+        }
+        return all;
     }
 };

@@ -5,6 +5,8 @@ use super::super::{
 };
 use super::{Halo, has_gaps};
 use crate::plan::classes::{Classes, Short};
+use crate::plan::norm::Way;
+use crate::plan::norm_behind;
 use crate::plan::pack::{self, Operand};
 use crate::plan::panels::WeightPanels;
 use crate::plan::phases::strides_of_lattices;
@@ -26,18 +28,27 @@ impl Halo<'_> {
     ) -> Result<()> {
         let request = context.request;
         let more = if self.along { self.input(context, self.batch).words() } else { 0 };
-        let control = pack::control(workspace, more, steps);
+        let words = if self.behind > 0 { norm_behind::words(context) } else { 0 };
+        let control = pack::control(workspace, more + words, steps);
+        let words =
+            (self.behind > 0).then_some((control + 4 * (pack::CONTROL_WORDS + more) as u64, self.behind));
         let (weight, scale) = self.pack_weight(context, control, workspace, steps)?;
         if context.packed {
             let at = |at| Argument::Pointer(Buffer::Workspace, at);
             let operands = [Argument::Pointer(Buffer::Input, 0), at(weight), at(control), at(scale)];
-            return self.multiply(context, operands, control, self.batch, 0, steps);
+            return self.multiply(context, operands, control, self.batch, 0, Vec::new(), steps);
         }
         let panels = self.slices * self.panels() * self.operand.parts();
         let input = workspace.take(self.packed_rows(self.batch) * panels * 16);
         let [batch, channels, ..] = request.geometry.input_shape();
         let in_sample = channels * self.axes.iter().map(|axis| axis.axis.input).product::<usize>();
         let out_sample = request.geometry.conv().out_channels() * request.geometry.output_voxels();
+        let parts = (self.way == Way::Counted).then(|| self.of_samples.take(context, workspace));
+        let mut statistics = Vec::new();
+        if let Some(parts) = parts {
+            statistics = self.of_samples.arguments(context, parts)?;
+            statistics.extend(norm_behind::arguments(context, words, workspace)?);
+        }
         for start in (0..batch).step_by(self.batch) {
             let count = self.batch.min(batch - start);
             let at = |sample: usize| (start * sample * request.dtype.size()) as u64;
@@ -51,13 +62,20 @@ impl Halo<'_> {
             }
             let operands = [input, weight, control, scale];
             let operands = operands.map(|at| Argument::Pointer(Buffer::Workspace, at));
-            self.multiply(context, operands, control, count, at(out_sample), steps)?;
+            self.multiply(context, operands, control, count, at(out_sample), statistics.clone(), steps)?;
         }
         // Where the input or the weight holds what the fast path cannot compute with, the definition.
         if !self.knows_early(context) {
             steps.push(direct::guard(context, self.operand, control)?);
         }
-        Ok(())
+        if self.behind > 0 {
+            steps.push(norm_behind::guard(context, control)?);
+            return Ok(());
+        }
+        match parts {
+            Some(parts) => self.of_samples.merge_and_scale(context, parts, control, workspace, steps),
+            None => Ok(()),
+        }
     }
 
     /// Whether both operands are packed when the product starts, which then sees itself whether it can stand; `WITHIN` of the
@@ -65,7 +83,7 @@ impl Halo<'_> {
     fn knows_early(&self, context: Context<'_>) -> bool {
         let has_registers = ["BN", "MI", "WGS"].map(|name| size(self.kernel, name)) != [64, 2, 4];
         let at_once = self.batch == context.request.geometry.batch();
-        has_registers && at_once && !self.along && !context.packed
+        has_registers && at_once && !self.along && !context.packed && self.way == Way::Plain
     }
 
     fn pack_weight(
@@ -119,6 +137,7 @@ impl Halo<'_> {
         control_at: u64,
         count: usize,
         at: u64,
+        statistics: Vec<Argument>,
         steps: &mut Vec<Step>,
     ) -> Result<()> {
         let request = context.request;
@@ -180,6 +199,7 @@ impl Halo<'_> {
         let within = self.knows_early(context).then_some(control_at);
         arguments.extend(direct::within(context, within)?);
         arguments.extend(self.operand.unless());
+        arguments.extend(statistics);
         let (grid, shared) = ([blocks as u32, 1, 1], self.shared as u32);
         // Short ones gain by starting early. Long ones that write parts of sectors, which meet in the cache, were
         // seen to lose more than that.

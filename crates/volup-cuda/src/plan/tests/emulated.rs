@@ -434,13 +434,23 @@ fn random(algorithm: Option<Algorithm>, seeds: Range<u64>) {
 
 /// Both precisions, on a device of few multiprocessors, whose blocks take several pieces of work each.
 fn engines(algorithm: Option<Algorithm>, what: impl Fn(&Emulated)) {
+    for (multiprocessors, precision) in [(2, Precision::Ieee), (3, Precision::Tf32)] {
+        engine(multiprocessors, precision, algorithm, &what);
+    }
+}
+
+/// One of them, where there are kernels for it.
+fn engine(
+    multiprocessors: usize,
+    precision: Precision,
+    algorithm: Option<Algorithm>,
+    what: impl Fn(&Emulated),
+) {
     if folder().is_none() {
         return println!("skipped: VOLUP_PTX is not set; make kernels-check sets it");
     }
     LARGE.set(1 << 26);
-    for (multiprocessors, precision) in [(2, Precision::Ieee), (3, Precision::Tf32)] {
-        what(&Emulated::new(multiprocessors, precision, algorithm));
-    }
+    what(&Emulated::new(multiprocessors, precision, algorithm));
 }
 
 /// The types that have fast paths.

@@ -3,8 +3,10 @@
 use super::contracts::{
     COARSE, FINITE, LIFT, Taps, activate, biased, bits, column_is, defines, put_parts, raise, scale,
 };
+use super::epilogue_statistics::{self, Output, Place};
 use super::gradient::stands;
 use super::machine::{Call, Machine, Pointer};
+use super::norm_behind::{self, Written};
 use super::operand::{halves, is_out_of_range, split};
 use crate::plan::Buffer;
 
@@ -111,9 +113,24 @@ pub fn extents(call: &Call<'_>) -> Vec<(&'static str, i64)> {
             let control = ("control", 10 + call.int("pieces"));
             let control = if call.int("ahead") > 0 { control } else { ("control", 5) };
             let b = parts(call) * columns * taps * e;
-            vec![("a", a * e), ("b", b), control, ("scale_w", scales), ("unless", 2)]
+            let mut found = vec![("a", a * e), ("b", b), control, ("scale_w", scales), ("unless", 2)];
+            if counts(call) {
+                let samples = call.int("rows") / rows_of_sample(call);
+                found.extend(epilogue_statistics::extents(call, samples));
+                found.extend(norm_behind::extents(call, samples));
+            }
+            found
         }
     }
+}
+
+/// Whether it takes statistics of what it writes.
+fn counts(call: &Call<'_>) -> bool {
+    call.variant.param("COUNTS").is_some()
+}
+
+fn rows_of_sample(call: &Call<'_>) -> i64 {
+    call.ints(["pd", "ph", "pw"]).iter().product()
 }
 
 /// Taps along width that are columns of a tile, and the columns of one.
@@ -429,6 +446,12 @@ fn check(call: &Call<'_>) {
         assert!(lies == [stride, 1, 1] && (call.int("channels_first") == 1 || stride == 1));
     }
     assert!(!call.has("promote") || call.int("promote") > 0);
+    if counts(call) {
+        norm_behind::check(call);
+        let [outputs, first, joined] = call.ints(["outputs", "channels_first", "joined"]);
+        assert!(ctas == 1 && (outputs == 1 || outputs == 2 && first == 1) && joined * outputs <= 32);
+        assert!(bn % (joined * outputs) == 0 && call.int("rows") % rows_of_sample(call) == 0);
+    }
     if call.has("class_panels") {
         let strides = call.ints(["d_stride", "h_stride", "slices"]);
         assert!(call.int("class_panels") % chunk_panels == 0 && chunks <= 512 && strides == [1; 3]);
@@ -505,6 +528,7 @@ fn multiply(call: &Call<'_>, machine: &mut Machine) {
     let (e, parts, all, phases) = (elements(b), parts(call), slices * blocks, d_stride * h_stride);
     let [advance, reach] = if call.has("w_reach") { call.ints(["advance", "w_reach"]) } else { [bm, 0] };
     let turn = (call.grid[0] / (all * phases)).max(1);
+    let mut written = Vec::new();
     for tile in 0..(rows + advance - 1) / advance * phases * all {
         let (column_block, row_tile) = (tile % all, tile / all / phases);
         let (phase, row0) = (phase_of(call, tile / all % phases, row_tile / turn), row_tile * advance);
@@ -571,7 +595,10 @@ fn multiply(call: &Call<'_>, machine: &mut Machine) {
         if call.has("w_reach") {
             sum = folded(call, &sum, advance.min(rows - row0));
         }
-        finish(call, machine, &sum, row0, column_block, residues);
+        finish(call, machine, &sum, (row0, column_block, residues), &mut written);
+    }
+    if norm_behind::is_asked(call) {
+        norm_behind::finish(call, machine, &written);
     }
 }
 
@@ -590,14 +617,13 @@ fn folded(call: &Call<'_>, products: &[f64], rows: i64) -> Vec<f64> {
     sums
 }
 
-/// Writes what are outputs of a tile to y, with the bias and through the activation.
+/// Writes what are outputs of a tile to y, with the bias and through the activation, or says what would be.
 fn finish(
     call: &Call<'_>,
     machine: &mut Machine,
     sum: &[f64],
-    row0: i64,
-    column_block: i64,
-    residues: [i64; 2],
+    (row0, column_block, residues): (i64, i64, [i64; 2]),
+    written: &mut Vec<Written>,
 ) {
     let [pd, ph, pw, blocks, channels, outputs] =
         call.ints(["pd", "ph", "pw", "blocks", "channels", "outputs"]);
@@ -607,6 +633,7 @@ fn finish(
     let [y_n, y_c, y_d, y_h, y_w] = call.ints(["y_n", "y_c", "y_d", "y_h", "y_w"]);
     let (y, bias) = (call.pointer("y"), call.pointer("bias"));
     let bn = of_tap(call)[1] * call.variant.param("W_STRIDE").unwrap_or(1);
+    let mut counted = Vec::new();
     for (at, &sum) in sum.iter().enumerate() {
         let row = row0 + at as i64 / bn;
         let column = column_block % blocks * bn + at as i64 % bn;
@@ -621,7 +648,26 @@ fn finish(
         if co < channels && rr < outputs && inside {
             let co = co + column_block / blocks * channels;
             let value = activate(call, sum + biased(call, machine, bias, co), ["activation", "slope"]);
-            machine.write(y, n * y_n + co * y_c + od * y_d + oh * y_h + ow * y_w, value);
+            let to = n * y_n + co * y_c + od * y_d + oh * y_h + ow * y_w;
+            if norm_behind::is_asked(call) {
+                written.push(Written { sample: n, channel: co, to, value });
+            } else {
+                machine.write(y, to, value);
+            }
+            counted.push(Output { row, channel: co, value });
         }
+    }
+    if counts(call) {
+        let (tile_rows, of_tile) = (rows_of_tile(call), bn / outputs);
+        let (slice, first) = (column_block / blocks * channels, column_block % blocks * of_tile);
+        let place = Place {
+            tile: row0 / tile_rows,
+            tile_rows,
+            rows: row0..call.int("rows").min(row0 + tile_rows),
+            rows_of_sample: rows_of_sample(call),
+            phase: residues[0] * h_stride + residues[1],
+            channels: slice + first..slice + channels.min(first + of_tile),
+        };
+        epilogue_statistics::count(call, machine, &place, &counted);
     }
 }
