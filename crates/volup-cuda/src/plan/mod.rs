@@ -171,6 +171,19 @@ impl Step {
         Step::Launch { variant, grid, shared: 0, arguments, overlap: false }
     }
 
+    /// Whether it launches a kernel in CUDA C++, which lets others start while it runs.
+    fn is_exact(&self) -> bool {
+        matches!(self, Step::Launch { variant, .. } if variant.exact)
+    }
+
+    /// The same, starting while what is launched before it runs, or not.
+    fn overlapping(mut self, so: bool) -> Step {
+        if let Step::Launch { overlap, .. } = &mut self {
+            *overlap = so;
+        }
+        self
+    }
+
     /// The same with other buffers: what a buffer and bytes into it become.
     fn moved(&self, to: impl Fn(Buffer, u64) -> (Buffer, u64)) -> Step {
         let mut step = self.clone();

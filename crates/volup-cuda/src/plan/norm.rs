@@ -90,8 +90,18 @@ impl Partials {
         push(&mut arguments, [samples, groups, self.chunks, self.repeats, self.columns])?;
         arguments.extend(self.steps.map(|stride| Argument::I64(stride as i64)));
         arguments.push(Argument::F64(norm.eps()));
-        let variant = *context.kernel("norm_merge", &[context.accumulator_name()], &[])?;
-        steps.push(Step::launch(variant, blocks(context, samples * groups), arguments));
+        let grid = blocks(context, samples * groups);
+        // One that starts while kernels of its kind still run, where there is one.
+        let before = steps.last().is_some_and(Step::is_exact);
+        match context.kernel("partial_merge", &[], &[("KIND", 1)]) {
+            Ok(&variant) if context.accumulator_name() == "f32" => {
+                steps.push(Step::Launch { variant, grid, shared: 0, arguments, overlap: before });
+            }
+            _ => {
+                let variant = *context.kernel("norm_merge", &[context.accumulator_name()], &[])?;
+                steps.push(Step::launch(variant, grid, arguments));
+            }
+        }
         Ok(())
     }
 }
@@ -227,7 +237,10 @@ pub(super) fn passes<T: IntoIterator<Item = Step>>(
     if way == Way::Counted {
         return scale(context, norm, statistics, true, steps);
     }
-    steps.extend(launch(Pass::Normalized(statistics, norm))?);
+    // It waits for the statistics itself.
+    let merged = steps.last().is_some_and(Step::is_exact);
+    steps
+        .extend(launch(Pass::Normalized(statistics, norm))?.into_iter().map(|step| step.overlapping(merged)));
     Ok(())
 }
 

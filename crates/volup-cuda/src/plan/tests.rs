@@ -209,7 +209,7 @@ fn fits(call: &Call<'_>, plan: &Plan, what: &str) {
     for (pointer, count) in contracts::extents(call) {
         let end = pointer.at + count as usize * pointer.width;
         let saved = [Buffer::Mean, Buffer::Rstd].contains(&pointer.buffer)
-            && ["norm_merge", "group_merge"].contains(&call.kernel());
+            && ["norm_merge", "partial_merge", "group_merge"].contains(&call.kernel());
         assert!(saved || pointer.buffer == Buffer::Workspace, "{pointer:?} of {what}");
         assert!(
             saved || end <= plan.workspace_bytes,

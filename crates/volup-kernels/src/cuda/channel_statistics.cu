@@ -8,6 +8,7 @@
 // `channel_blocks`, `activation`; f64: `slope`. Threads: 256. Grid: as `channel_chunks.cuh` says.
 
 #include "channel_chunks.cuh"
+#include "launch.cuh"
 #include "slope.cuh"
 
 /// Statistics of some elements.
@@ -24,6 +25,7 @@ struct Statistics {
 
 extern "C" __global__ void __launch_bounds__(THREADS, KIND == 4 ? 2 : 3) channel_statistics(const Element *y, Sum *mean, Sum *m2, Sum *count, int voxels, int channels,
                                                                          int chunks, int channel_blocks, int activation, double slope) {
+    let_next_start();
     // From the end: what was written last is still in the second-level cache, and what is read last when `y` is read again.
     const Share share(voxels, channels, chunks, channel_blocks, gridDim.x - 1 - blockIdx.x);
     const int turns = share.turns();

@@ -17,6 +17,7 @@
 // `channels`, `groups`, `group_channels`. Threads: 256. Grid: rows*chunks along the first axis.
 
 #include "element.cuh"
+#include "launch.cuh"
 
 #ifndef LAST
 #error "LAST: channels last"
@@ -74,6 +75,7 @@ __device__ __forceinline__ float over_block(float v) {
 
 extern "C" __global__ void __launch_bounds__(THREADS, CTAS) group_statistics(
     const Element *y, float *mean, float *m2, float *count, long long length, int rows, int chunks, int channels, int groups, int group_channels) {
+    let_next_start();
     const int task = gridDim.x - 1 - blockIdx.x, row = task / chunks, chunk = task - row * chunks;
     Vector v[VECTORS];
 #if LAST == 0

@@ -33,6 +33,9 @@ template <int COUNT> __device__ __forceinline__ Neighbours<COUNT> read(const Ele
     return *(const Neighbours<COUNT> *)&bits;
 }
 
+/// Panels that a thread reads before it writes them; of two fp16 more blocks side by side do better.
+constexpr int AHEAD = KIND == 2 ? 1 : 16 / E;
+
 /// A thread's share of a row: where it reads and writes, and what of that it has.
 struct Share {
     const Element *x;
@@ -47,7 +50,7 @@ struct Share {
         int slice = lane / channel_panels, cp = lane - slice * channel_panels;
         uint4 *to = out + (long long)(slice * panels + parity * channel_panels + cp) * a_rows + row;
         const Element *first = x + (here ? from : 0) + (long long)(slice * slice_in + cp * E) * x_c;
-#pragma unroll(WHOLE && COUNT == 1 ? 16 / E : 1)
+#pragma unroll(WHOLE && COUNT == 1 ? AHEAD : 1)
         for (int p = lane; p < slices * channel_panels; p += lanes) {
             alignas(16) Element v[COUNT][E];
 #pragma unroll
@@ -137,7 +140,7 @@ struct Share {
     }
 };
 
-extern "C" __global__ void __launch_bounds__(256, KIND == 2 ? 3 : 4) halo_pack_input(
+extern "C" __global__ void __launch_bounds__(256, 4) halo_pack_input(
     const Element *x, uint4 *out, unsigned *control, int a_rows, int lead, int pd, int ph, int pw, int block, int n, int depth, int height,
     int width, int slices, int slice_in, int panels, int channel_panels, int x_n, int x_c, int x_d, int x_h, int x_w, int lanes
 #if KIND == 2
@@ -174,8 +177,9 @@ extern "C" __global__ void __launch_bounds__(256, KIND == 2 ? 3 : 4) halo_pack_i
     const Share share = {x, out, a_rows, lane, lanes, slices, slice_in, panels, channel_panels, x_c, scale};
     // By vectors of channels, or of the row's positions.
     const bool channels = dense && ((unsigned long long)x | (x_n | x_d | x_h | x_w | slice_in) * sizeof(Element)) % 16 == 0;
-    const bool positions = x_w == 1 && width % block == 0 && (unsigned long long)x % (block * sizeof(Element)) == 0;
-    const bool whole = slices == 1 && slice_in % E == 0;
+    // Found each time: there are no registers to keep them in.
+    const auto positions = [&] { return x_w == 1 && width % block == 0 && (unsigned long long)x % (block * sizeof(Element)) == 0; };
+    const auto whole = [&] { return slices == 1 && slice_in % E == 0; };
     // Of few pieces half of the lanes would read nothing.
     const bool together = !SCALED && channels && lanes == 1 && slice_in % E == 0 && slices * channel_panels > 4;
     [[maybe_unused]] __shared__ uint4 staged[SCALED ? 1 : 256 * 8];
@@ -199,7 +203,7 @@ extern "C" __global__ void __launch_bounds__(256, KIND == 2 ? 3 : 4) halo_pack_i
     };
     __syncthreads();
 #pragma unroll 1
-    for (int first = blockIdx.x * block_rows; first < a_rows; first += gridDim.x * block_rows) {
+    for (int first = blockIdx.x * block_rows; first < a_rows; first += gridDim.x * (256 / lanes)) {
         const int row = first + local, position = max(row - lead, 0);
         const int line = by[0].divide(position), iw = (position - line * pw) * block, plane = by[1].divide(line), ih = line - plane * ph;
         const int sample = by[2].divide(plane), id = plane - sample * pd;
@@ -208,7 +212,7 @@ extern "C" __global__ void __launch_bounds__(256, KIND == 2 ? 3 : 4) halo_pack_i
         const auto pack = [&](auto &of_positions, int parity) {
             const bool at = here && iw + parity < width;
             if (row < a_rows) {
-                if (whole)
+                if (whole())
                     share.pack<sizeof(of_positions) / 4, true>(from + parity * x_w, row, parity, at, of_positions);
                 else
                     share.pack<sizeof(of_positions) / 4, false>(from + parity * x_w, row, parity, at, of_positions);
@@ -216,10 +220,10 @@ extern "C" __global__ void __launch_bounds__(256, KIND == 2 ? 3 : 4) halo_pack_i
 #pragma unroll
             for (unsigned of_position : of_positions) tell(of_position);
         };
-        if (!SCALED && positions && block == 4) {
+        if (!SCALED && positions() && block == 4) {
             unsigned of_positions[4] = {};
             pack(of_positions, 0);
-        } else if (positions && block % 2 == 0) {
+        } else if (positions() && block % 2 == 0) {
 #pragma unroll 1
             for (int parity = 0; parity < block; parity += 2) {
                 unsigned of_positions[2] = {};

@@ -75,6 +75,7 @@
 
 #include "copy_async.cuh"
 #include "implicit_tiles.cuh"
+#include "launch.cuh"
 #include "store_async.cuh"
 #include "stored.cuh"
 #include "warp_meet.cuh"
@@ -88,6 +89,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
     int stages, int joined, int linked, int run_pitch, int blocks_of_group, long long x_n, long long y_n, int has_bias, int activation,
     double slope, int mode, float *part_mean, float *part_m2, float *part_count, const float *mean, const float *rstd,
     const Element *gamma, const Element *beta, int norm_groups, int group_channels, int post_activation, double post_slope) {
+    let_next_start();
     const Axis depth = {d_input, d_output, d_kernel, d_stride, d_padding, d_dilation};
     const Axis height = {h_input, h_output, h_kernel, h_stride, h_padding, h_dilation};
     extern __shared__ __align__(32) char memory[];
@@ -340,6 +342,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
     Element *const area = own.areas + (threadIdx.x / 32 * 8 + g) * run_pitch;
     const bool counts = BOTH || mode == 1;
     const long long plane = (long long)d_output * h_output * w_output;
+    // The statistics.
+    if (!BOTH && mode == 2) await_previous();
 #pragma unroll 1
     while (true) {
         int number = 0;

@@ -65,6 +65,7 @@
 #include "activation.cuh"
 #include "copy_async.cuh"
 #include "divisor.cuh"
+#include "launch.cuh"
 #include "operand.cuh"
 #include "shuffle_operands.cuh"
 
@@ -88,6 +89,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) shuffle_gemm(
     int pos_blocks, int items, int row_blocks, int w_pitch, int channels, int x_unit, int w_unit, int whole, int has_bias,
     int activation, double slope, int mode, float *part_mean, float *part_m2, float *part_count, const float *mean, const float *rstd,
     const Element *gamma, const Element *beta, int norm_groups, int group_channels, int post_activation, double post_slope) {
+    let_next_start();
     extern __shared__ __align__(16) unsigned char shared[];
     __shared__ Divisors by;
     // The blocks of positions, in turn, that have what is left to the definition.
@@ -291,6 +293,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) shuffle_gemm(
             if (mode == 2)
                 if (const int n = by.pos_blocks.divide(item); n != sample) {
                     sample = n;
+                    await_previous();
                     for (int i = threadIdx.x; i < ROWS; i += THREADS) {
                         int channel, tap;
                         const bool here = row_of(i, channel, tap);

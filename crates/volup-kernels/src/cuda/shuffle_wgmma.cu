@@ -60,6 +60,7 @@
 // `shuffle_gemm` `part_mean`, `part_m2`, `part_count`, `mean`, `rstd`, `gamma`, `beta`, `norm_groups`, `group_channels`, `post_activation`,
 // `post_slope`.
 
+#include "launch.cuh"
 #include "shuffle_copier.cuh"
 #include "store_async.cuh"
 #include "stored.cuh"
@@ -450,6 +451,8 @@ struct Multiplier {
 #pragma unroll
         for (int e = 0; e < POS / 2; e++) sum[e] = 0.0f;
         if (COUNTS) keep({0.0f, 0.0f, 0.0f});
+        // The statistics.
+        if (MODE == 2) await_previous();
 #pragma unroll 1
         for (int i = place.team; i < s.items; i += place.teams) {
             const int item = item_of(s, i), n = tables.by.pos_blocks.divide(item), first = (item - n * tables.by.pos_blocks.by) * POS;
@@ -504,6 +507,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) shuffle_wgmma(
     int row_blocks, int row_groups, int stages, int ahead, int how, int line_bits, int past_line, int has_bias, int activation, double slope,
     float *part_mean, float *part_m2, float *part_count, const float *mean, const float *rstd, const Element *gamma, const Element *beta,
     int norm_groups, int group_channels, int post_activation, double post_slope) {
+    let_next_start();
     extern __shared__ __align__(128) unsigned char memory[];
     __shared__ Tables tables;
     const int taps = d_stride * h_stride * 2, teams = GROUPS / row_groups;

@@ -111,7 +111,7 @@ pub fn extents(call: &Call<'_>) -> Vec<(Pointer, i64)> {
             found.push(("b", parts * taps * columns * call.size("BK")));
             found.extend([("scale_x", 1), ("scale_w", columns)]);
         }
-        name if name.starts_with("norm_") => found = norm::extents(call),
+        name if name.starts_with("norm_") || name == "partial_merge" => found = norm::extents(call),
         "group_merge" => found = epilogue_statistics::extents_of_merge(call),
         name if group_norm::KERNELS.contains(&name) => found = group_norm::extents(call),
         name if name.starts_with("box_") => found = boxes::extents(call),

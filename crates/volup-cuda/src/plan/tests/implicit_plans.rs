@@ -403,7 +403,7 @@ fn a_wrong_argument_shows() {
                  mode norm_groups group_channels";
     let of_counts = [
         ("implicit_gemm", "post_activation"),
-        ("norm_merge", "samples groups chunks columns sample_step group_step chunk_step"),
+        ("partial_merge", "samples groups chunks columns sample_step group_step chunk_step"),
     ];
     let line = "n 2, 4x5x9, 6>20, k 3x4x5, s 2x3x2, p 1x0x2, op 0x1x1, d 2x1x1, g 2, bias, leaky_relu(0.2), gn 5, leaky_relu(0.1)";
     let case = Case::parse("wrong", line, "all arguments matter").unwrap();

@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 const VARIANTS: &str = include_str!("../../../../volup-kernels/variants.toml");
 
 /// The kernels' files by family; those in CUDA C++ by kernel.
-const SOURCES: [(&str, &str); 42] = [
+const SOURCES: [(&str, &str); 43] = [
     ("block_output", include_str!("../../../../volup-kernels/src/cuda/block_output.cu")),
     ("box_gemm", include_str!("../../../../volup-kernels/src/cuda/box_gemm.cu")),
     ("box_pack_weight", include_str!("../../../../volup-kernels/src/cuda/box_pack_weight.cu")),
@@ -28,6 +28,7 @@ const SOURCES: [(&str, &str); 42] = [
     ("gradient_vectors", include_str!("../../../../volup-kernels/src/cuda/gradient_vectors.cu")),
     ("gradient_weight", include_str!("../../../../volup-kernels/src/cuda/gradient_weight.cu")),
     ("group_merge", include_str!("../../../../volup-kernels/src/cuda/group_merge.cu")),
+    ("partial_merge", include_str!("../../../../volup-kernels/src/cuda/partial_merge.cu")),
     ("group_scale", include_str!("../../../../volup-kernels/src/cuda/group_scale.cu")),
     ("group_statistics", include_str!("../../../../volup-kernels/src/cuda/group_statistics.cu")),
     ("half_input", include_str!("../../../../volup-kernels/src/cuda/half_input.cu")),

@@ -15,7 +15,7 @@ pub fn run(call: &Call<'_>, machine: &mut Machine) {
     match call.kernel() {
         "norm_stats_rows" => stats_rows(call, machine),
         "norm_stats_columns" => stats_columns(call, machine),
-        "norm_merge" => merge(call, machine),
+        "norm_merge" | "partial_merge" => merge(call, machine),
         "norm_apply_rows" | "norm_apply_columns" => apply(call, machine),
         name => panic!("{name} has no contract here"),
     }
@@ -27,7 +27,7 @@ pub fn extents(call: &Call<'_>) -> Vec<(&'static str, i64)> {
     match call.kernel() {
         "norm_stats_rows" => PARTS.map(|name| (name, product(&["rows", "chunks"]))).into(),
         "norm_stats_columns" => PARTS.map(|name| (name, product(&["samples", "chunks", "width"]))).into(),
-        "norm_merge" => {
+        "norm_merge" | "partial_merge" => {
             let last: i64 = ["sample", "group", "chunk", "repeat"]
                 .map(|axis| (call.int(&format!("{axis}s")) - 1) * call.int(&format!("{axis}_step")))
                 .iter()

@@ -402,7 +402,7 @@ fn a_wrong_argument_shows() {
         ("linear_gemm", "chunks blocks channels y_d y_w has_bias lo_rows"),
         ("group_statistics", "length rows chunks channels groups group_channels"),
         ("group_scale", "voxels channels group_channels parts"),
-        ("norm_merge", "chunks sample_step group_step"),
+        ("partial_merge", "chunks sample_step group_step"),
     ];
     let wrong_of_halo = [
         ("halo_pack_input", "lead pd ph pw block n depth height width slices slice_in panels channel_panels"),

@@ -377,7 +377,7 @@ fn a_wrong_argument_shows() {
                     row_blocks row_groups stages how has_bias activation norm_groups group_channels";
     let of_first = [("shuffle_gemm", sizes), ("shuffle_gemm", "w_unit")];
     let of_last = [("shuffle_gemm", sizes), ("shuffle_gemm", "channels")];
-    let merge = ("norm_merge", "samples groups chunks columns sample_step group_step chunk_step");
+    let merge = ("partial_merge", "samples groups chunks columns sample_step group_step chunk_step");
     let of_twice = [("shuffle_gemm", "post_activation"), merge];
     let line = "n 3, 4x6x10, 40>20, k 2, s 2, bias, leaky_relu(0.2), gn 5, leaky_relu(0.1)";
     let case = Case::parse("wrong", line, "all arguments matter").unwrap();

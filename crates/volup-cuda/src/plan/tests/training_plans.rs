@@ -375,7 +375,10 @@ fn counting(request: &Request, device: &DeviceInfo, variants: &[&Variant]) -> Ve
     plans.retain(|plan| plan.to_string().contains("with statistics"));
     for plan in &plans {
         let names: Vec<&str> = launches(plan).iter().map(|call| call.kernel()).collect();
-        let merge = if plan.algorithm == Algorithm::GatherGemm { "group_merge" } else { "norm_merge" };
+        let merge = match plan.algorithm {
+            Algorithm::GatherGemm | Algorithm::HaloGemm => "group_merge",
+            _ => "partial_merge",
+        };
         assert!(names.len() > 2 && names.ends_with(&[merge, "block_output"]), "{plan}");
     }
     plans
@@ -476,12 +479,7 @@ fn statistics_of_large_blocks_are_taken_of_what_is_written() {
                 continue;
             }
             let plan = Plan::new(&request, &hopper(), &variants).expect("a plan");
-            let narrow = request.dtype != DType::F32;
-            let apart = match name {
-                "kb2-60-block" | "nnunet-64-32-64-block" => false,
-                _ => !narrow && request.precision == Precision::Ieee,
-            };
-            assert_eq!(plan.launches("channel_statistics"), apart, "{plan}");
+            assert!(!plan.launches("channel_statistics"), "{plan}");
         }
     }
 }
@@ -494,7 +492,7 @@ fn a_wrong_argument_of_what_is_counted_shows() {
     let device = DeviceInfo { multiprocessors: 2, ..hopper() };
     let variants = all();
     let variants: Vec<&Variant> = variants.iter().collect();
-    let merge = ("norm_merge", "samples groups chunks columns sample_step group_step chunk_step");
+    let merge = ("partial_merge", "samples groups chunks columns sample_step group_step chunk_step");
     let of_wgmma = [
         (
             "shuffle_wgmma",
