@@ -36,7 +36,7 @@ impl Halo<'_> {
         if context.packed {
             let at = |at| Argument::Pointer(Buffer::Workspace, at);
             let operands = [Argument::Pointer(Buffer::Input, 0), at(weight), at(control), at(scale)];
-            return self.multiply(context, operands, control, self.batch, 0, Vec::new(), steps);
+            return self.multiply(context, operands, control, (self.batch, 0), Vec::new(), steps);
         }
         let panels = self.slices * self.panels() * self.operand.parts();
         let input = workspace.take(self.packed_rows(self.batch) * panels * 16);
@@ -62,7 +62,8 @@ impl Halo<'_> {
             }
             let operands = [input, weight, control, scale];
             let operands = operands.map(|at| Argument::Pointer(Buffer::Workspace, at));
-            self.multiply(context, operands, control, count, at(out_sample), statistics.clone(), steps)?;
+            let part = (count, at(out_sample));
+            self.multiply(context, operands, control, part, statistics.clone(), steps)?;
         }
         // Where the input or the weight holds what the fast path cannot compute with, the definition.
         if !self.knows_early(context) {
@@ -135,8 +136,7 @@ impl Halo<'_> {
         context: Context<'_>,
         [input, weight, control, scale]: [Argument; 4],
         control_at: u64,
-        count: usize,
-        at: u64,
+        (count, at): (usize, u64),
         statistics: Vec<Argument>,
         steps: &mut Vec<Step>,
     ) -> Result<()> {
