@@ -1,5 +1,5 @@
-// A group norm of what is written already, beside the products that are left: by one or two of the warps that else pack ahead, and by
-// the warps of a block whose products are done. What a block has written it says when it packs next (`Teller`).
+// A group norm of what is written already, beside the products that are left: by some of the warps that do not multiply, and by the warps
+// of a block whose products are done. What a block has written one of the former tells all others (`Teller`).
 //
 // Of each sample, when all of its outputs are there and the partial statistics of them (`epilogue_statistics.cuh`), each group's are
 // merged, in double precision and a fixed order. When all groups are, outputs are scaled where they lie, soon enough that much of them
