@@ -2,6 +2,8 @@
 //! what the numbers mean.
 
 use super::epilogue::{SAVED, kernel};
+use super::norm::Way;
+use super::norm_behind;
 use super::{
     Argument, Buffer, Context, Step, Workspace, activation_code, epilogue, gcd, grid, norm, product, push,
 };
@@ -59,8 +61,45 @@ impl Rows {
             && self.of_sample * MOST_SAMPLES >= self.of_tile
     }
 
+    /// Takes memory for them, if there are any: where the partials are, and what the product is told of them and of the norm beside it,
+    /// whose words are at an address, for so many warps.
+    pub(super) fn tell(
+        self,
+        context: Context<'_>,
+        way: Way,
+        words: Option<(u64, usize)>,
+        workspace: &mut Workspace,
+    ) -> Result<(Option<[u64; 2]>, Vec<Argument>)> {
+        if way != Way::Counted {
+            return Ok((None, Vec::new()));
+        }
+        let parts = self.take(context, workspace);
+        let mut arguments = self.arguments(context, parts)?;
+        arguments.extend(norm_behind::arguments(context, words, workspace)?);
+        Ok((Some(parts), arguments))
+    }
+
+    /// Launches what follows the product, and what does its work where that does not stand: of partials that were told of, if there are any,
+    /// and of a norm `behind`.
+    pub(super) fn finish(
+        self,
+        context: Context<'_>,
+        parts: Option<[u64; 2]>,
+        behind: bool,
+        control: u64,
+        workspace: &mut Workspace,
+        steps: &mut Vec<Step>,
+    ) -> Result<()> {
+        match parts {
+            Some(_) if behind => steps.push(norm_behind::guard(context, control)?),
+            Some(parts) => self.merge_and_scale(context, parts, control, workspace, steps)?,
+            None => {}
+        }
+        Ok(())
+    }
+
     /// Takes memory for them: where the partials are, and their counts.
-    pub(super) fn take(self, context: Context<'_>, workspace: &mut Workspace) -> [u64; 2] {
+    fn take(self, context: Context<'_>, workspace: &mut Workspace) -> [u64; 2] {
         let channels = context.request.block.conv().out_channels();
         let count = self.count(context).expect("few enough");
         [workspace.take(8 * count * channels / self.joined(context)), workspace.take(4 * count)]
@@ -75,7 +114,7 @@ impl Rows {
     }
 
     /// What the product is told of them.
-    pub(super) fn arguments(self, context: Context<'_>, parts: [u64; 2]) -> Result<Vec<Argument>> {
+    fn arguments(self, context: Context<'_>, parts: [u64; 2]) -> Result<Vec<Argument>> {
         let mut arguments: Vec<_> = parts.map(|at| Argument::Pointer(Buffer::Workspace, at)).into();
         let channels = context.request.block.conv().out_channels();
         push(&mut arguments, [self.chunks(), self.phases, channels, self.joined(context)])?;
@@ -85,7 +124,7 @@ impl Rows {
 
     /// Launches what merges them, or takes those of what the definition has written instead, and scales the output; for training
     /// they are saved.
-    pub(super) fn merge_and_scale(
+    fn merge_and_scale(
         self,
         context: Context<'_>,
         [parts, counts]: [u64; 2],

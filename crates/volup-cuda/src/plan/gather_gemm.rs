@@ -2,7 +2,7 @@
 //! says what the numbers mean.
 
 use super::epilogue_statistics::Rows;
-use super::norm::{self, Way};
+use super::norm::Way;
 use super::norm_behind;
 use super::pack::{self, Operand};
 use super::panels::{
@@ -96,10 +96,7 @@ impl fmt::Display for GatherGemm<'_> {
         write!(f, "{} chunks, {} stages, {} units", self.chunks, self.a_stages, self.b_stages)?;
         f.write_str(if self.by_work { ", by work" } else { "" })?;
         write!(f, "{}{}", if self.along { ", packs along" } else { "" }, self.way)?;
-        match self.behind {
-            0 => Ok(()),
-            warps => write!(f, ", {warps} normalize behind"),
-        }
+        norm_behind::describe(f, self.behind)
     }
 }
 
@@ -295,16 +292,9 @@ impl<'a> GatherGemm<'a> {
         let (output, seen) = if apart { (2.0 * output, 0.6) } else { (output, 0.2) };
         let product = busy.max(output) + seen * busy.min(output);
         let passed = pack.max(items as f64 / PIECES);
-        let scaling = if context.counted.is_some() { 0.0 } else { norm::scaling(context) };
         let scale = if operand.has_scale() { SCALE } else { 0.0 };
-        let rest = match way {
-            Way::Counted if behind > 0 => {
-                let packing = norm_behind::packing(context, PACKERS - behind);
-                norm_behind::seconds(context, product, behind, packing)
-            }
-            Way::Counted => norm::MERGE + scaling,
-            _ => 0.0,
-        };
+        let packing = norm_behind::packing(context, PACKERS - behind);
+        let rest = norm_behind::rest(context, way, product, behind, packing);
         let plan = GatherGemm {
             operand,
             kernel,
@@ -346,10 +336,7 @@ impl<'a> GatherGemm<'a> {
         let groups = request.geometry.conv().groups();
         let input = input_panels(context, self.operand, self.chunks, self.a_rows(context));
         let packed = if self.along { input.words() } else { 0 };
-        let words = if self.behind > 0 { norm_behind::words(context) } else { 0 };
-        let control = pack::control(workspace, packed + words, steps);
-        let words =
-            (self.behind > 0).then_some((control + 4 * (pack::CONTROL_WORDS + packed) as u64, self.behind));
+        let (control, words) = norm_behind::control(context, packed, self.behind, workspace, steps);
         // Each tap along width is a step of its own: as if the stride were 1, from the first on.
         let panels = WeightPanels {
             operand: self.operand,
@@ -382,28 +369,13 @@ impl<'a> GatherGemm<'a> {
         if !self.along {
             input.pack(context, 0, at, control, true, steps)?;
         }
-        let parts = (self.way == Way::Counted).then(|| self.of_samples.take(context, workspace));
-        let statistics = match parts {
-            Some(parts) => {
-                let mut told = self.of_samples.arguments(context, parts)?;
-                told.extend(norm_behind::arguments(context, words, workspace)?);
-                told
-            }
-            None => Vec::new(),
-        };
+        let (parts, statistics) = self.of_samples.tell(context, self.way, words, workspace)?;
         steps.push(self.multiply(context, [at, weight, scale, control], &input, statistics)?);
         // Where the input or the weight holds what the fast path cannot compute with, the definition.
         if !self.knows_early() {
             steps.push(direct::guard(context, self.operand, control)?);
         }
-        if self.behind > 0 {
-            steps.push(norm_behind::guard(context, control)?);
-            return Ok(());
-        }
-        match parts {
-            Some(parts) => self.of_samples.merge_and_scale(context, parts, control, workspace, steps),
-            None => Ok(()),
-        }
+        self.of_samples.finish(context, parts, self.behind > 0, control, workspace, steps)
     }
 
     fn multiply(

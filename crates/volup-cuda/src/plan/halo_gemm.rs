@@ -5,7 +5,7 @@ mod steps;
 
 use super::classes::Short;
 use super::epilogue_statistics::Rows;
-use super::norm::{self, Way};
+use super::norm::Way;
 use super::norm_behind;
 use super::pack::Operand;
 use super::panels::{
@@ -149,10 +149,7 @@ impl fmt::Display for Halo<'_> {
         f.write_str(if self.short.is_some() { ", taps that are there" } else { "" })?;
         f.write_str(if self.fold.is_some() { ", taps as columns" } else { "" })?;
         write!(f, "{}{}", if self.along { ", packs along" } else { "" }, self.way)?;
-        match self.behind {
-            0 => Ok(()),
-            warps => write!(f, ", {warps} normalize behind"),
-        }
+        norm_behind::describe(f, self.behind)
     }
 }
 
@@ -497,12 +494,7 @@ impl<'a> Halo<'a> {
         if behind > 0 && by_work {
             return None;
         }
-        let rest = match way {
-            Way::Counted if behind > 0 => norm_behind::seconds(context, product, behind, 0.0),
-            Way::Counted if context.counted.is_some() => norm::MERGE,
-            Way::Counted => norm::MERGE + norm::scaling(context),
-            _ => 0.0,
-        };
+        let rest = norm_behind::rest(context, way, product, behind, 0.0);
         let plan = Halo {
             operand,
             kernel,

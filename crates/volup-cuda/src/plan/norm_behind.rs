@@ -2,8 +2,10 @@
 //! numbers mean.
 
 use super::epilogue::{NULL, kernel};
-use super::norm;
+use super::norm::{self, Way};
+use super::pack;
 use super::{Argument, Buffer, Context, Step, Workspace, activation_code, grid, push};
+use std::fmt;
 use volup::{MemoryFormat, NormSpec, Result};
 
 /// Words before those of samples, and of each.
@@ -42,9 +44,20 @@ pub(super) fn packing(context: Context<'_>, packers: usize) -> f64 {
     input / (PACKED * packers as f64)
 }
 
+/// The time that a product's normalization is expected to take that is not part of it, where so many such warps are beside packing that
+/// takes so long.
+pub(super) fn rest(context: Context<'_>, way: Way, product: f64, warps: usize, packing: f64) -> f64 {
+    match way {
+        Way::Counted if warps > 0 => seconds(context, product, warps, packing),
+        Way::Counted if context.counted.is_some() => norm::MERGE,
+        Way::Counted => norm::MERGE + norm::scaling(context),
+        _ => 0.0,
+    }
+}
+
 /// The time that a product that takes so long by itself is expected to take longer with so many such warps, beside packing that
 /// takes so long.
-pub(super) fn seconds(context: Context<'_>, product: f64, warps: usize, packing: f64) -> f64 {
+fn seconds(context: Context<'_>, product: f64, warps: usize, packing: f64) -> f64 {
     let samples = context.request.geometry.batch() as f64;
     let (bytes, others) = (norm::bytes(context), (samples - 1.0) / samples);
     let with_packs = product.max(packing) + SLOWED * product * warps as f64;
@@ -52,9 +65,18 @@ pub(super) fn seconds(context: Context<'_>, product: f64, warps: usize, packing:
     with_packs - product + (bytes - beside) / AFTER + LAST
 }
 
-/// Words that are zeros at first.
-pub(super) fn words(context: Context<'_>) -> usize {
-    FIRST_WORDS + SAMPLE_WORDS * context.request.geometry.batch()
+/// Control words of a plan with so many words of its packs, and behind them those of so many such warps, if there are any: where both are.
+pub(super) fn control(
+    context: Context<'_>,
+    packed: usize,
+    warps: usize,
+    workspace: &mut Workspace,
+    steps: &mut Vec<Step>,
+) -> (u64, Option<(u64, usize)>) {
+    // Zeros at first.
+    let words = if warps > 0 { FIRST_WORDS + SAMPLE_WORDS * context.request.geometry.batch() } else { 0 };
+    let control = pack::control(workspace, packed + words, steps);
+    (control, (warps > 0).then_some((control + 4 * (pack::CONTROL_WORDS + packed) as u64, warps)))
 }
 
 /// What the product is told of it, with those words at an address of the workspace and so many warps of a block that do it; without, that
@@ -85,6 +107,11 @@ pub(super) fn arguments(
 fn after(context: Context<'_>, spec: NormSpec) -> [Argument; 3] {
     let (code, slope) = activation_code(context.request.block.post_activation());
     [code.into(), Argument::F64(slope), Argument::F64(spec.eps())]
+}
+
+/// Adds to a plan's text how many such warps there are.
+pub(super) fn describe(f: &mut fmt::Formatter<'_>, warps: usize) -> fmt::Result {
+    if warps > 0 { write!(f, ", {warps} normalize behind") } else { Ok(()) }
 }
 
 /// The launch that normalizes what the definition has written where the product does not stand.

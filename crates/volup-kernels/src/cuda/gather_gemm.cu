@@ -90,7 +90,7 @@ constexpr bool FORGETS = false;
 
 /// What the numbers of all tiles are divided by.
 struct Divisors {
-    Divisor all, phases, of_phase, turn, width, height, depth, x_line, x_plane, x_sample, units;
+    Divisor all, phases, of_phase, turn, line, height, depth, x_line, x_plane, x_sample, units;
 };
 constexpr int DIVISORS = sizeof(Divisors) / sizeof(Divisor);
 
@@ -140,7 +140,7 @@ struct Position {
     int n, d, h, w;
 
     __device__ __forceinline__ Position(const Sizes &s, const Divisors &by, int row) {
-        const int line = by.width.divide(row), plane = by.height.divide(line);
+        const int line = by.line.divide(row), plane = by.height.divide(line);
         n = by.depth.divide(plane);
         d = plane - n * s.pd;
         h = line - plane * s.ph;
@@ -205,16 +205,6 @@ template <typename Of> struct Tile {
 __device__ __forceinline__ int tile_of(int round, int by_work) {
     return round * grid_blocks() + (by_work && round & 1 ? grid_blocks() - 1 - blockIdx.x : blockIdx.x);
 }
-
-#ifdef COUNTS
-/// Tiles of the products, in the order of rows.
-struct InOrder {
-    const Divisors &by;
-
-    __device__ __forceinline__ int row0(int tile) const { return by.phases.divide(by.all.divide(tile)) * BM; }
-    __device__ __forceinline__ int sample_of(int row) const { return by.depth.divide(by.height.divide(by.width.divide(row))); }
-};
-#endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
     const char *a, const char *b,
@@ -312,8 +302,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
             const PackDivisors divisors = {by->x_line, by->x_plane, by->x_sample, by->units};
 #ifdef COUNTS
             if (norm_words) {
-                const InOrder in_order = {*by};
-                const Teller<InOrder> teller = {norm, in_order, finished, tiles, rows};
+                const Teller<Divisors> teller = {norm, *by, finished, tiles, rows};
                 const int of_norm = (int)threadIdx.x / 32 - (THREADS / 32 - norm_warps);
                 if (of_norm >= 0)
                     norm.work<NormBehind::BY_RING>(rings + (3 - norm_warps) * ROUNDS * ROUND + of_norm * NormBehind::RING, [&] { return teller.all_written(); });
@@ -654,7 +643,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
                 count_outputs(sum, at.n == n ? own : 0, staged, slice * channels + channel0, min(channels - channel0, CHANNELS), statistics,
                               statistics.at(n, t.row0 / BM, warpgroup, phase), warpgroup);
         }
-        Teller<InOrder>::finish(finished, warpgroup);
+        Teller<Divisors>::finish(finished, warpgroup);
 #endif
     }
 #ifdef COUNTS

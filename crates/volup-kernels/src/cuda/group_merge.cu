@@ -13,7 +13,7 @@
 #include "moment_sums.cuh"
 #include "product_stands.cuh"
 
-constexpr int THREADS = 1024, AT_ONCE = 4;
+constexpr int THREADS = 1024;
 
 extern "C" __global__ void __launch_bounds__(THREADS) group_merge(const Element *y, const float *parts, const float *counts, const unsigned *control,
                                                                   float *mean, float *rstd, int groups, int group_channels, int joined, int chunks, int phases,
@@ -35,20 +35,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) group_merge(const Element 
             while (own_counts[some] == 0.0f) some++;
             near = own_parts[(long long)some * groups * columns].x;
         }
-#pragma unroll 1
-        for (int at = threadIdx.x; at < many; at += THREADS * AT_ONCE) {
-            float2 part[AT_ONCE];
-            float count[AT_ONCE];
-#pragma unroll
-            for (int k = 0; k < AT_ONCE; k++) {
-                const int index = at + k * THREADS, chunk = index / columns;
-                const bool there = index < many;
-                count[k] = there ? own_counts[chunk] : 0.0f;
-                part[k] = there ? own_parts[(long long)chunk * groups * columns + index - chunk * columns] : make_float2(0.0f, 0.0f);
-            }
-#pragma unroll
-            for (int k = 0; k < AT_ONCE; k++) all.add_part(count[k], part[k], near);
-        }
+        all.add_parts<THREADS>(many, near, [&](int index, bool there, float &count, float2 &part) {
+            const int chunk = index / columns;
+            count = there ? own_counts[chunk] : 0.0f;
+            part = there ? own_parts[(long long)chunk * groups * columns + index - chunk * columns] : make_float2(0.0f, 0.0f);
+        });
     } else {
         const long long many = (long long)voxels * group_channels;
         const Element *const from = y + ((long long)sample * channels * voxels + (long long)group * group_channels * (last ? 1 : voxels));

@@ -179,13 +179,6 @@ constexpr bool FORGETS = false;
 
 #ifdef COUNTS
 static_assert(KIND == 2 && ALONE);
-/// Tiles of the products, in the order of rows.
-struct InOrder {
-    const Divisors &by;
-
-    __device__ __forceinline__ int row0(int tile) const { return by.phases.divide(by.all.divide(tile)) * BM; }
-    __device__ __forceinline__ int sample_of(int row) const { return by.depth.divide(by.height.divide(by.line.divide(row))); }
-};
 #endif
 
 extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
@@ -321,8 +314,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
 #ifdef COUNTS
             await_previous();
             if (norm_words) {
-                const InOrder in_order = {*by};
-                const Teller<InOrder> teller = {norm, in_order, finished, tile_count(), rows};
+                const Teller<Divisors> teller = {norm, *by, finished, tile_count(), rows};
                 const int of_norm = (int)threadIdx.x / 32 - (THREADS / 32 - norm_warps);
                 if (of_norm >= 0)
                     norm.work<NormBehind::BY_FEW_REGISTERS>(nullptr, [&] {
@@ -738,7 +730,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
             count_outputs(*(float(*)[1][MI][REGISTERS])sum, n == sample ? there : 0, staged, slice * channels * outputs + column0,
                           min(channels * outputs - column0, COLUMNS), statistics,
                           statistics.at(sample, t.row0 / BM, warpgroup, t.phase.rd * h_stride + t.phase.rh), warpgroup);
-        Teller<InOrder>::finish(finished, warpgroup);
+        Teller<Divisors>::finish(finished, warpgroup);
 #endif
     }
 #ifdef COUNTS

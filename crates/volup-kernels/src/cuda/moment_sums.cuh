@@ -18,6 +18,23 @@ struct MomentSums {
         add({of, of * apart, part.y + of * apart * apart});
     }
 
+    /// Adds parts of a block's threads in turn, of so many: `read` gives the count of one that is there or not, and its mean and squared
+    /// deviations. Some of a thread are read at once.
+    template <int THREADS, typename Read> __device__ __forceinline__ void add_parts(int many, double near, const Read &read) {
+        constexpr int AT_ONCE = 4;
+#pragma unroll 1
+        for (int at = threadIdx.x; at < many; at += THREADS * AT_ONCE) {
+            float2 part[AT_ONCE];
+            float count[AT_ONCE];
+#pragma unroll
+            for (int k = 0; k < AT_ONCE; k++) {
+                read(at + k * THREADS, at + k * THREADS < many, count[k], part[k]);
+            }
+#pragma unroll
+            for (int k = 0; k < AT_ONCE; k++) add_part(count[k], part[k], near);
+        }
+    }
+
     /// Over a warp's lanes, always in the same order: all of them have it then.
     __device__ __forceinline__ void over_lanes() {
 #pragma unroll

@@ -305,10 +305,10 @@ private:
 };
 
 /// Who tells all blocks of tiles that are written, beside what else it does: the second warp that does not multiply. Tiles are in the order
-/// of rows. `of`: the first row of a tile, and the sample of a row.
-template <typename Of> struct Teller {
+/// of rows; `by` has what those are divided by, all columns' tiles and phases, a line, a plane and a sample of rows.
+template <typename Divisors> struct Teller {
     const NormBehind &norm;
-    const Of &of;
+    const Divisors &by;
     /// Of each warpgroup tiles that are written, counted by warps; of each tiles that have been told of.
     int *finished;
     int tiles, rows;
@@ -325,6 +325,8 @@ template <typename Of> struct Teller {
         for (int warpgroup = 0; warpgroup < WGS; warpgroup++) all &= are_all(written(warpgroup));
         return all;
     }
+
+    __device__ __forceinline__ int sample_of(int row) const { return by.depth.divide(by.height.divide(by.line.divide(row))); }
 
     /// Says, as a consumer's warp, that it has written its part of a tile.
     __device__ __forceinline__ static void finish(int *finished, int warpgroup) {
@@ -346,8 +348,8 @@ template <typename Of> struct Teller {
             const int now = written(warpgroup);
 #pragma unroll 1
             for (; told < now; told++) {
-                const int row0 = of.row0(told * grid_blocks() + blockIdx.x);
-                if (threadIdx.x % 32 == 0) norm.written(of.sample_of(row0), of.sample_of(min(row0 + BM, rows) - 1));
+                const int row0 = by.phases.divide(by.all.divide(told * grid_blocks() + blockIdx.x)) * BM;
+                if (threadIdx.x % 32 == 0) norm.written(sample_of(row0), sample_of(min(row0 + BM, rows) - 1));
             }
             __syncwarp();
             if (threadIdx.x % 32 == 0) finished[WGS + warpgroup] = now;

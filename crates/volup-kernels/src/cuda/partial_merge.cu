@@ -13,7 +13,7 @@
 #include "launch.cuh"
 #include "moment_sums.cuh"
 
-constexpr int THREADS = 256, AT_ONCE = 4;
+constexpr int THREADS = 256;
 
 extern "C" __global__ void __launch_bounds__(THREADS) partial_merge(
     const float *part_mean, const float *part_m2, const float *part_count, float *mean, float *rstd, int samples, int groups, int chunks,
@@ -33,20 +33,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) partial_merge(
         while (some + 1 < many && part_count[place(some)] == 0.0f) some++;
         const double near = part_mean[place(some)];
         MomentSums all = {0.0, 0.0, 0.0};
-#pragma unroll 1
-        for (int at = threadIdx.x; at < many; at += THREADS * AT_ONCE) {
-            float2 part[AT_ONCE];
-            float count[AT_ONCE];
-#pragma unroll
-            for (int k = 0; k < AT_ONCE; k++) {
-                const bool there = at + k * THREADS < many;
-                const long long from = there ? place(at + k * THREADS) : first;
-                count[k] = there ? part_count[from] : 0.0f;
-                part[k] = there ? make_float2(part_mean[from], part_m2[from]) : make_float2(0.0f, 0.0f);
-            }
-#pragma unroll
-            for (int k = 0; k < AT_ONCE; k++) all.add_part(count[k], part[k], near);
-        }
+        all.add_parts<THREADS>(many, near, [&](int index, bool there, float &count, float2 &part) {
+            const long long from = there ? place(index) : first;
+            count = there ? part_count[from] : 0.0f;
+            part = there ? make_float2(part_mean[from], part_m2[from]) : make_float2(0.0f, 0.0f);
+        });
         all.over_block<THREADS>([&] {
             const float2 merged = all.normalization(near, eps);
             mean[task] = merged.x, rstd[task] = merged.y;

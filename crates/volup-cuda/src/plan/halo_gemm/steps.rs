@@ -28,10 +28,7 @@ impl Halo<'_> {
     ) -> Result<()> {
         let request = context.request;
         let more = if self.along { self.input(context, self.batch).words() } else { 0 };
-        let words = if self.behind > 0 { norm_behind::words(context) } else { 0 };
-        let control = pack::control(workspace, more + words, steps);
-        let words =
-            (self.behind > 0).then_some((control + 4 * (pack::CONTROL_WORDS + more) as u64, self.behind));
+        let (control, words) = norm_behind::control(context, more, self.behind, workspace, steps);
         let (weight, scale) = self.pack_weight(context, control, workspace, steps)?;
         if context.packed {
             let at = |at| Argument::Pointer(Buffer::Workspace, at);
@@ -43,12 +40,7 @@ impl Halo<'_> {
         let [batch, channels, ..] = request.geometry.input_shape();
         let in_sample = channels * self.axes.iter().map(|axis| axis.axis.input).product::<usize>();
         let out_sample = request.geometry.conv().out_channels() * request.geometry.output_voxels();
-        let parts = (self.way == Way::Counted).then(|| self.of_samples.take(context, workspace));
-        let mut statistics = Vec::new();
-        if let Some(parts) = parts {
-            statistics = self.of_samples.arguments(context, parts)?;
-            statistics.extend(norm_behind::arguments(context, words, workspace)?);
-        }
+        let (parts, statistics) = self.of_samples.tell(context, self.way, words, workspace)?;
         for start in (0..batch).step_by(self.batch) {
             let count = self.batch.min(batch - start);
             let at = |sample: usize| (start * sample * request.dtype.size()) as u64;
@@ -69,14 +61,7 @@ impl Halo<'_> {
         if !self.knows_early(context) {
             steps.push(direct::guard(context, self.operand, control)?);
         }
-        if self.behind > 0 {
-            steps.push(norm_behind::guard(context, control)?);
-            return Ok(());
-        }
-        match parts {
-            Some(parts) => self.of_samples.merge_and_scale(context, parts, control, workspace, steps),
-            None => Ok(()),
-        }
+        self.of_samples.finish(context, parts, self.behind > 0, control, workspace, steps)
     }
 
     /// Whether both operands are packed when the product starts, which then sees itself whether it can stand; `WITHIN` of the

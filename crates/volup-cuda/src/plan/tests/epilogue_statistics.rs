@@ -3,6 +3,7 @@
 use super::contracts::FINITE;
 use super::machine::{Call, Machine};
 use super::norm::Moments;
+use super::norm_behind;
 use std::ops::Range;
 
 /// An output of a tile: its row, the channel and the value.
@@ -22,10 +23,27 @@ pub struct Place {
     pub channels: Range<i64>,
 }
 
-/// Numbers of partials: twice, and once.
-pub fn extents(call: &Call<'_>, samples: i64) -> Vec<(&'static str, i64)> {
+/// Whether a product takes statistics of what it writes.
+pub fn counts(call: &Call<'_>) -> bool {
+    call.variant.param("COUNTS").is_some()
+}
+
+/// Rows of a sample of a product that does.
+pub fn rows_of_sample(call: &Call<'_>) -> i64 {
+    call.ints(["pd", "ph", "pw"]).iter().product()
+}
+
+/// Numbers of partials of one that does: twice, and once; and what a norm beside it has.
+pub fn extents(call: &Call<'_>) -> Vec<(&'static str, i64)> {
+    if !counts(call) {
+        return Vec::new();
+    }
+    let samples = call.int("rows") / rows_of_sample(call);
     let [chunks, phases] = call.ints(["part_chunks", "part_phases"]);
-    vec![("parts", 2 * samples * chunks * phases * columns(call)), ("counts", samples * chunks * phases)]
+    let parts = 2 * samples * chunks * phases * columns(call);
+    let mut found = vec![("parts", parts), ("counts", samples * chunks * phases)];
+    found.extend(norm_behind::extents(call, samples));
+    found
 }
 
 /// Columns of a partial: so many channels of one group side by side are one.

@@ -1,7 +1,7 @@
 //! What `gather_gemm` does, given its arguments.
 
 use super::contracts::{activate, biased, defines};
-use super::epilogue_statistics::{self, Output, Place};
+use super::epilogue_statistics::{self, Output, Place, counts, rows_of_sample};
 use super::halo::{Packing, pack_along, packer_bytes, rows_of_tile, scaled_back};
 use super::machine::{Call, Machine};
 use super::norm_behind::{self, Written};
@@ -70,16 +70,8 @@ pub fn extents(call: &Call<'_>) -> Vec<(&'static str, i64)> {
     let a = product(&["slices", "chunks", "a_rows"]) * PANELS * e;
     let mut found = vec![("a", a), ("b", taps * PANELS * columns * e), ("control", control)];
     found.push(("scale_w", product(&["slices", "blocks"]) * columns));
-    if call.variant.param("COUNTS").is_some() {
-        let samples = call.int("rows") / rows_of_sample(call);
-        found.extend(epilogue_statistics::extents(call, samples));
-        found.extend(norm_behind::extents(call, samples));
-    }
+    found.extend(epilogue_statistics::extents(call));
     found
-}
-
-fn rows_of_sample(call: &Call<'_>) -> i64 {
-    call.ints(["pd", "ph", "pw"]).iter().product()
 }
 
 /// Phases: residues along depth, height and, unless these are columns, width.
@@ -320,7 +312,7 @@ fn finish(
         }
         outputs.push(Output { row: row0 + at / bn, channel: co, value });
     }
-    if call.variant.param("COUNTS").is_some() {
+    if counts(call) {
         let tile_rows = rows_of_tile(call);
         let first = column_block % blocks * channels_of_tile;
         let slice = column_block / blocks * channels;

@@ -3,7 +3,7 @@
 use super::contracts::{
     COARSE, FINITE, LIFT, Taps, activate, biased, bits, column_is, defines, put_parts, raise, scale,
 };
-use super::epilogue_statistics::{self, Output, Place};
+use super::epilogue_statistics::{self, Output, Place, counts, rows_of_sample};
 use super::gradient::stands;
 use super::machine::{Call, Machine, Pointer};
 use super::norm_behind::{self, Written};
@@ -114,23 +114,10 @@ pub fn extents(call: &Call<'_>) -> Vec<(&'static str, i64)> {
             let control = if call.int("ahead") > 0 { control } else { ("control", 5) };
             let b = parts(call) * columns * taps * e;
             let mut found = vec![("a", a * e), ("b", b), control, ("scale_w", scales), ("unless", 2)];
-            if counts(call) {
-                let samples = call.int("rows") / rows_of_sample(call);
-                found.extend(epilogue_statistics::extents(call, samples));
-                found.extend(norm_behind::extents(call, samples));
-            }
+            found.extend(epilogue_statistics::extents(call));
             found
         }
     }
-}
-
-/// Whether it takes statistics of what it writes.
-fn counts(call: &Call<'_>) -> bool {
-    call.variant.param("COUNTS").is_some()
-}
-
-fn rows_of_sample(call: &Call<'_>) -> i64 {
-    call.ints(["pd", "ph", "pw"]).iter().product()
 }
 
 /// Taps along width that are columns of a tile, and the columns of one.
