@@ -170,21 +170,7 @@ struct Epilogue {
         for (int piece = 0; piece < COLUMNS; piece += PIECE) {
             __syncwarp();
 #pragma unroll
-            for (int j = 0; j < PIECE && piece + j < COLUMNS; j += 8) {
-                unsigned v[2 * MI];
-#pragma unroll
-                for (int i = 0; i < 2 * MI; i++) {
-                    const float *of = &sum[i % MI][FIRST_SUM + (piece + j) / 2 + i / MI * 2];
-                    v[i] = narrow_both(of[0], of[1], T{});
-                }
-                if constexpr (MI == 2)
-                    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(line + j * PITCH), "r"(v[0]),
-                                 "r"(v[1]), "r"(v[2 * MI - 2]), "r"(v[2 * MI - 1])
-                                 : "memory");
-                else
-                    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(line + j * PITCH), "r"(v[0]), "r"(v[1])
-                                 : "memory");
-            }
+            for (int j = 0; j < PIECE && piece + j < COLUMNS; j += 8) transpose<T>(sum, piece + j, line + j * PITCH);
             __syncwarp();
 #pragma unroll
             for (int c = 0; c < PIECE; c += COLUMNS_AT_ONCE) {
@@ -193,6 +179,48 @@ struct Epilogue {
                 to += (long long)COLUMNS_AT_ONCE * y_c;
             }
         }
+    }
+
+    /// The same by a warpgroup at once, of which neighbouring threads write all rows of a column: 16 bytes each or, where planes are of
+    /// an odd number of eights, 8. `all` is what its warps stage in, `place` where a row of the warpgroup is, negative if nowhere.
+    template <typename V, typename T = Element, typename Place>
+    __device__ __forceinline__ void dense(const float (&sum)[MI][REGISTERS], float *all, int barrier, const Place &place) const {
+        constexpr int PITCH = 2 * M + 16, VECTOR = sizeof(V) / sizeof(T), LANES = M / VECTOR, AT_ONCE = 128 / LANES;
+        constexpr int STEP = COLUMNS * PITCH <= 16 * STAGING ? COLUMNS : PIECE;
+        static_assert(STEP * PITCH <= 16 * STAGING && PIECE % AT_ONCE == 0);
+        const int thread = threadIdx.x % 128, lane = thread % 32, r = thread % LANES * VECTOR, at = place(r);
+        Element *to = y + at + channel0 + (long long)(thread / LANES) * y_c;
+        char *const lines = (char *)all;
+        const unsigned line = shared(lines) + lane % 8 * PITCH + (lane / 8 % (2 * MI) + thread / 32 * 2 * MI) * 16;
+#pragma unroll
+        for (int piece = 0; piece < COLUMNS; piece += STEP) {
+            asm volatile("bar.sync %0, 128;" ::"r"(barrier) : "memory");
+#pragma unroll
+            for (int j = 0; j < STEP && piece + j < COLUMNS; j += 8) transpose<T>(sum, piece + j, line + j * PITCH);
+            asm volatile("bar.sync %0, 128;" ::"r"(barrier) : "memory");
+#pragma unroll
+            for (int c = 0; c < STEP; c += AT_ONCE) {
+                const int column = c + thread / LANES;
+                store(to, *(const V *)(lines + column * PITCH + 2 * r), at >= 0 && piece + column < columns);
+                to += (long long)AT_ONCE * y_c;
+            }
+        }
+    }
+
+    /// Eight columns of 16 bits to shared memory, a column after the other.
+    template <typename T> __device__ __forceinline__ void transpose(const float (&sum)[MI][REGISTERS], int column, unsigned to) const {
+        unsigned v[2 * MI];
+#pragma unroll
+        for (int i = 0; i < 2 * MI; i++) {
+            const float *of = &sum[i % MI][FIRST_SUM + column / 2 + i / MI * 2];
+            v[i] = narrow_both(of[0], of[1], T{});
+        }
+        if constexpr (MI == 2)
+            asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v[0]), "r"(v[1]),
+                         "r"(v[2 * MI - 2]), "r"(v[2 * MI - 1])
+                         : "memory");
+        else
+            asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(to), "r"(v[0]), "r"(v[1]) : "memory");
     }
 
     /// The same for 32 bits: eights of a column's rows are 32 bytes, which go to y from registers.
@@ -350,6 +378,11 @@ struct Epilogue {
     __device__ __forceinline__ static void store(Element *to, uint4 v, bool here) {
         asm volatile("{.reg .pred p; setp.ne.b32 p, %5, 0; @p st.global.v4.b32 [%0], {%1, %2, %3, %4};}" ::"l"(to), "r"(v.x), "r"(v.y),
                      "r"(v.z), "r"(v.w), "r"((int)here)
+                     : "memory");
+    }
+    /// 8 bytes.
+    __device__ __forceinline__ static void store(Element *to, uint2 v, bool here) {
+        asm volatile("{.reg .pred p; setp.ne.b32 p, %3, 0; @p st.global.v2.b32 [%0], {%1, %2};}" ::"l"(to), "r"(v.x), "r"(v.y), "r"((int)here)
                      : "memory");
     }
     /// Four neighbours at once.

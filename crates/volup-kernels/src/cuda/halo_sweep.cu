@@ -359,18 +359,29 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) halo_sweep(
                                        activation, min(channels - column0, BN), w_out, y_w, column0 * y_c, y_c};
             constexpr int VECTOR = 16 / sizeof(Element);
             const bool vectors = channels % 4 == 0 && y_w % 4 == 0 && (unsigned long long)y % (4 * sizeof(Element)) == 0;
-            // Every row of a plane of a sample a voxel, in their order; such a plane of whole vectors.
-            const bool dense = channels_first && ph == h_out && pw == w_out && y_w == 1 && y_h == w_out && w_shift == 0 && h_shift == 0 &&
-                               ((unsigned long long)y | (unsigned long long)(unsigned)(y_c | y_d | y_n) * sizeof(Element)) % 16 == 0 && y_d == ph * pw;
+            // Every row of a plane of a sample a voxel, in their order; of so many bytes each such plane is a multiple.
+            const unsigned of = (unsigned)(unsigned long long)y | (unsigned)(y_c | y_d | y_n) * (unsigned)sizeof(Element);
+            const bool in_order = channels_first && ph == h_out && pw == w_out && y_w == 1 && y_h == w_out && w_shift == 0 && h_shift == 0 && y_d == ph * pw;
+            const bool dense = in_order && of % 16 == 0;
             if (!channels_first && activation <= 2 && (unsigned long long)y % 16 == 0 && (channels | y_n | y_d | y_h | y_w) % VECTOR == 0) {
                 epilogue.rows(sum);
                 continue;
             }
-            if (dense && activation <= 2) {
-                if constexpr (sizeof(Element) == 2)
-                    epilogue.dense(sum);
-                else
-                    epilogue.direct(sum);
+            if constexpr (sizeof(Element) == 2) {
+                if (in_order && of % 8 == 0 && activation <= 2) {
+                    float *const all = (float *)(tables + WGS * 16 * BN) + warpgroup * 4 * STAGING;
+                    const auto place = [&](int of_warpgroup) {
+                        const int row = work_of.piece * BM + warpgroup * M + of_warpgroup, of_sample = by->height.divide(by->line.divide(row));
+                        return row < rows ? of_sample * y_n + od * y_d + row - of_sample * ph * pw : -1;
+                    };
+                    if (of % 16 == 0)
+                        epilogue.dense<uint4>(sum, all, warpgroup + 1, place);
+                    else
+                        epilogue.dense<uint2>(sum, all, warpgroup + 1, place);
+                    continue;
+                }
+            } else if (dense && activation <= 2) {
+                epilogue.direct(sum);
                 continue;
             }
 #pragma unroll 1

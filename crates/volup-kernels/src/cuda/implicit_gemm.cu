@@ -459,6 +459,23 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
                 // Adds the sums, through an activation, to the statistics.
                 const auto count_sums = [&](int code, double slope) {
                     if (BOTH) as_stored(v);
+                    const bool is_first = residue == 0 && oh == first_line;
+                    // At once with the activation, but of 16 bits, where it is as fast one after the other.
+                    if (KIND != 0 && !BOTH && !is_first && left == LINES && columns > 2 * SPAN - 16) {
+                        const float around = tally.around;
+                        float off[4] = {}, squares[4] = {};
+                        bend(v, code, (float)slope, [&](int k, float x) {
+                            // Only of a line's last tile some may not be in y: they do not count.
+                            const int at = k / 4 % (SEGMENTS * TILES);
+                            x = (at < SEGMENTS * TILES - 1 || 16 * at + column_of(k % 4) < columns ? x : around) - around;
+                            off[k % 4] += x;
+                            squares[k % 4] += x * x;
+                            return x;
+                        });
+                        tally.off += off[0] + off[1] + (off[2] + off[3]);
+                        tally.squares += squares[0] + squares[1] + (squares[2] + squares[3]);
+                        return;
+                    }
                     bend(v, code, (float)slope);
                     // What is not in y becomes what does not count. Mostly that is of a line's last tile alone.
                     const auto fill = [&](float by) {
@@ -481,7 +498,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
                         for (int k = 0; k < SUMS; k++) part[k % 4] += of(v[k]);
                         return part[0] + part[1] + (part[2] + part[3]);
                     };
-                    if (residue == 0 && oh == first_line) {
+                    if (is_first) {
                         fill(0.0f);
                         tally.around = over_lanes(total([](float v) { return v; })) / (left * columns);
                     }
@@ -496,12 +513,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
                     count_sums(activation, slope);
                     continue;
                 }
-                bend(v, activation, (float)slope);
                 if (!BOTH && mode == 2) {
                     const float factor = norm_rstd * own.of_channel[8 * own.tiles + o], addend = own.of_channel[16 * own.tiles + o];
-#pragma unroll
-                    for (int k = 0; k < SUMS; k++) v[k] = (v[k] - norm_mean) * factor + addend;
+                    bend(v, activation, (float)slope, [&](int, float x) { return (x - norm_mean) * factor + addend; });
                     bend(v, post_activation, (float)post_slope);
+                } else {
+                    bend(v, activation, (float)slope);
                 }
 
                 // A run starts as far from a sector in shared memory as in y.

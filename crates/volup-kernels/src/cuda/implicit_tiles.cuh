@@ -116,29 +116,29 @@ struct Shares {
     }
 };
 
-/// Many values through one of the curved activations that a few instructions compute.
-template <int COUNT> __device__ __forceinline__ void curve_plainly(float (&v)[COUNT], int code) {
+/// Many values through any activation that a few instructions compute, and at once through what follows: `then` is given each with its
+/// number. While the special functions are computed, of which there is a result every eight clocks, its instructions cost nothing.
+template <int COUNT, typename Then> __device__ __forceinline__ void bend(float (&v)[COUNT], int code, float slope, const Then &then) {
     const auto each = [&](auto of) {
 #pragma unroll
-        for (int k = 0; k < COUNT; k++) v[k] = of(v[k]);
+        for (int k = 0; k < COUNT; k++) v[k] = then(k, of(v[k]));
     };
-    if (code == 3)
+    // Else the compiler makes all of this one jump by a table, behind which instructions come late.
+    if (hidden(code) == 3)
         each([](float x) { return x * sigmoid(x); });
     else if (code == 5)
         each([](float x) { return x * sigmoid(x * (1.59576912f + 0.0713548163f * x * x)); });
     else if (code == 6)
         each([](float x) { return x * __saturatef(fmaf(x, 0.166666667f, 0.5f)); });
-    else
+    else if (code > 2)
         each([](float x) { return sigmoid(x); });
-}
-
-/// The same of any activation that a few instructions compute.
-template <int COUNT> __device__ __forceinline__ void bend(float (&v)[COUNT], int code, float slope) {
-    if (code > 2)
-        curve_plainly(v, code);
     else if (code)
-#pragma unroll
-        for (int k = 0; k < COUNT; k++) v[k] = straighten(v[k], code, slope);
+        each([&](float x) { return straighten(x, code, slope); });
+    else
+        each([](float x) { return x; });
+}
+template <int COUNT> __device__ __forceinline__ void bend(float (&v)[COUNT], int code, float slope) {
+    bend(v, code, slope, [](int, float x) { return x; });
 }
 
 /// What a lane has of a channel: two outputs of two positions each of every tile, as the matrix instruction leaves them.

@@ -6,8 +6,23 @@
 #include "hopper.cuh"
 #include "shuffle_tables.cuh"
 
-/// The i-th item to be computed.
-__device__ __forceinline__ int item_of(const Sizes &s, int i) { return MODE == 2 ? s.items - 1 - i : i; }
+/// An item of a team: a tile of positions of a sample. They are taken in order, or where a norm needs what was read last from the end.
+struct Item {
+    int n, first;
+
+    __device__ __forceinline__ Item(const Sizes &s, const Tables &tables, int i) {
+        const int item = MODE == 2 ? s.items - 1 - i : i;
+        n = tables.by.pos_blocks.divide(item), first = (item - n * s.pos_blocks) * POS;
+    }
+    /// The one that is so many further on: without a division, of which many would wait.
+    __device__ __forceinline__ void next(const Sizes &s, int further) {
+        const int of_sample = s.pos_blocks * POS;
+        first += (MODE == 2 ? -further : further) * POS;
+#pragma unroll 1
+        while (MODE == 2 ? first < 0 : first >= of_sample)
+            MODE == 2 ? (first += of_sample, n--) : (first -= of_sample, n++);
+    }
+};
 
 /// One of the threads that bring X to a team's ring.
 struct Copier {
@@ -41,10 +56,9 @@ struct Copier {
     __device__ __forceinline__ static unsigned at(int c, int p) { return KIND == 0 ? p / VECTOR * PANEL + c * 16 : c / SIDE * PANEL + p * 16; }
 
     /// Starts the copies of a chunk of an item. Zeros past the end of channels and positions.
-    __device__ __forceinline__ void fetch(int item, int chunk, unsigned to) const {
-        const int n = tables.by.pos_blocks.divide(item), first = (item - n * tables.by.pos_blocks.by) * POS;
-        const Element *const from = s.x + (n * s.x_n + ((long long)chunk * KC * s.volume + first));
-        const int channels = s.in_channels - chunk * KC, positions = s.volume - first;
+    __device__ __forceinline__ void fetch(const Item &item, int chunk, unsigned to) const {
+        const Element *const from = s.x + (item.n * s.x_n + ((long long)chunk * KC * s.volume + item.first));
+        const int channels = s.in_channels - chunk * KC, positions = s.volume - item.first;
         if (channels >= KC && positions >= POS)
             for_blocks<2>([&](int c, int p) {
                 const Element *const of_block = from + (c * s.volume + p);
@@ -93,13 +107,14 @@ struct Copier {
     __device__ __forceinline__ void run(unsigned char *memory) const {
         const int all = place.team < s.items ? ((s.items - 1 - place.team) / place.teams + 1) * s.chunks : 0;
         const unsigned first = shared(memory);
-        int item = place.team, chunk = 0, slot = 0, parity = 1, ready = 0;
+        int chunk = 0, slot = 0, parity = 1, ready = 0;
+        Item item(s, tables, place.team);
 #pragma unroll 1
         for (int i = 0; i < all + s.ahead; i++) {
             if (i < all) {
                 barrier_wait(place.barriers + BARRIERS * slot + 8, parity);
-                fetch(item_of(s, item), chunk, place.ring + slot * (PARTS * STAGE));
-                if (++chunk == s.chunks) chunk = 0, item += place.teams;
+                fetch(item, chunk, place.ring + slot * (PARTS * STAGE));
+                if (++chunk == s.chunks) chunk = 0, item.next(s, place.teams);
                 if (++slot == s.stages) slot = 0, parity ^= 1;
             }
             end_copies();

@@ -32,13 +32,13 @@ constexpr bool MOMENTS_SHARED = COUNTS && WRITES;
 /// How outputs are written: a position's residues, 16 bytes at once, or by the copy engine.
 enum How { APART, TOGETHER, COLLECTED };
 
-/// An activation that is a comparison: what is not above zero times `slope`, then at least `least`.
+/// An activation that is a comparison, by its number: what is not above zero times `slope`, then at least `least`.
 struct Straight {
     float slope, least;
-    int leaky;
 
-    Straight() = default;
-    __device__ Straight(int code, double slope) : slope(code == 2 ? (float)slope : 1.0f), least(code == 1 ? 0.0f : -INFINITY), leaky(code == 2) {}
+    __device__ __forceinline__ Straight(int code, float slope) : slope(code == LEAKY_RELU ? slope : 1.0f), least(code == RELU ? 0.0f : -INFINITY) {}
+
+    enum { RELU = 1, LEAKY_RELU };
 
     /// LEAKY: whether there may be a slope. Lets NaN through.
     template <bool LEAKY, int N> __device__ __forceinline__ void apply(float (&v)[N]) const {
@@ -55,13 +55,15 @@ struct Sizes {
     Element *y;
     int in_channels, volume, rows, d_stride, h_stride;
     long long x_n, y_n;
-    int y_d, y_h, chunks, items, row_groups, stages, ahead, how, line_bits, past_line;
+    int y_d, y_h, chunks, pos_blocks, items, row_groups, stages, ahead, how, line_bits, past_line;
     /// Bytes that lie in a warp's area between what is collected of the first half of a part and of the second.
     int past_half;
     float *part_mean, *part_m2, *part_count;
     const float *mean, *rstd;
     const Element *gamma, *beta;
     int norm_groups, group_channels;
+    /// Before the normalization, or y, and behind it.
+    int activation, post_activation;
 };
 
 /// What numbers are divided by.
@@ -89,8 +91,8 @@ struct Tables {
     Moments moments[MOMENTS_SHARED ? MULTIPLIERS : 1];
     Divisors by;
     int bad;
-    /// Before the normalization, or y, and behind it.
-    Straight activation, post;
+    /// Of the activations.
+    float slope, post_slope;
 };
 
 /// The bits of float32 to be rounded to tf32: the matrix instructions cut off the rest. What becomes too large, and NaN, is left to the

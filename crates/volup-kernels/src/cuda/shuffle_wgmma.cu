@@ -102,6 +102,10 @@ struct Multiplier {
     __device__ __forceinline__ int pair() const { return first_pair + thread() % GROUP / 4; }
     __device__ __forceinline__ bool here() const { return pair() < s.rows / 2; }
 
+    /// The activations, with a slope that matters where it is one of those that have one.
+    __device__ __forceinline__ Straight activation(float slope) const { return {s.activation, slope}; }
+    __device__ __forceinline__ Straight post(float slope) const { return {s.post_activation, slope}; }
+
     /// The products of the team's item whose stages come next: the last chunk's are under way then. Whether there is what is left to the
     /// definition.
     __device__ __forceinline__ int multiply_tile([[maybe_unused]] const unsigned char *memory) {
@@ -193,7 +197,7 @@ struct Multiplier {
     /// the bias and the mean are one number; POSTED: there is an activation behind the norm.
     template <bool STRAIGHT, bool POSTED> __device__ __forceinline__ void finish(float (&v)[4]) const {
         if constexpr (STRAIGHT) {
-            const float least = tables.activation.least - bias;
+            const float least = activation(0.0f).least - bias;
 #pragma unroll
             for (int e = 0; e < 4; e++) {
                 if (MODE != 3) asm("max.NaN.f32 %0, %0, %1;" : "+f"(v[e]) : "f"(least));
@@ -203,12 +207,12 @@ struct Multiplier {
         } else {
 #pragma unroll
             for (int e = 0; e < 4; e++) v[e] += bias;
-            if (MODE != 3) tables.activation.apply<true>(v);
+            if (MODE != 3) activation(tables.slope).apply<true>(v);
             if (MODE == 2)
 #pragma unroll
                 for (int e = 0; e < 4; e++) v[e] = fmaf(v[e] - less, factor, addend);
         }
-        if (MODE == 2 && POSTED) tables.post.apply<!STRAIGHT>(v);
+        if (MODE == 2 && POSTED) post(STRAIGHT ? 0.0f : tables.post_slope).apply<!STRAIGHT>(v);
     }
 
     /// Writes outputs of two neighbours, which are `j` and the next, where there are any: position by position, of 16 bytes at once, or to
@@ -340,7 +344,7 @@ struct Multiplier {
             for (int k = 0; k < 2; k++) {
                 if (MODE == 3) {
                     as_stored(v[k]);
-                    tables.post.apply<LEAKY>(v[k]);
+                    post(LEAKY ? tables.post_slope : 0.0f).apply<LEAKY>(v[k]);
                 }
                 if (COUNTS) count<WHOLE>(so_far, j + k, own_position, v[k], s.volume - first);
             }
@@ -377,7 +381,7 @@ struct Multiplier {
 
     /// The same, as it has to be.
     __device__ __forceinline__ void finish_tile(int n, int first, int by_definition) {
-        const bool leaky = MODE != 3 && tables.activation.leaky || MODE > 1 && tables.post.leaky;
+        const bool leaky = MODE != 3 && s.activation == Straight::LEAKY_RELU || MODE > 1 && s.post_activation == Straight::LEAKY_RELU;
         if (by_definition) {
             const auto outputs = [&](int j, float(&v)[4]) {
                 define(n, first, j, v);
@@ -388,7 +392,7 @@ struct Multiplier {
             finish_parts<APART, false, false, true>(n, first, outputs);
         } else if (MODE == 1 && !leaky && s.volume - first >= POS) {
             // Without the bias: it needs not be added to each.
-            const float least = tables.activation.least - left_out;
+            const float least = activation(0.0f).least - left_out;
             const auto outputs = [&](int j, float(&v)[4]) {
                 take(j, v);
 #pragma unroll
@@ -405,7 +409,7 @@ struct Multiplier {
         } else {
             if (leaky)
                 finish_tile<COLLECTED, false, true>(n, first);
-            else if (MODE == 2 && tables.post.least == 0.0f)
+            else if (MODE == 2 && s.post_activation == Straight::RELU)
                 finish_tile<COLLECTED, true, true>(n, first);
             else
                 finish_tile<COLLECTED, true, false>(n, first);
@@ -453,10 +457,13 @@ struct Multiplier {
         if (COUNTS) keep({0.0f, 0.0f, 0.0f});
         // The statistics.
         if (MODE == 2) await_previous();
+        Item item(s, tables, place.team);
+        // Where registers are scarce it is asked for each time.
+        const int bad = MODE == 3 ? 0 : tables.bad;
 #pragma unroll 1
-        for (int i = place.team; i < s.items; i += place.teams) {
-            const int item = item_of(s, i), n = tables.by.pos_blocks.divide(item), first = (item - n * tables.by.pos_blocks.by) * POS;
-            const int undefined = multiply_tile(memory), by_definition = tables.bad || KIND != 0 && undefined;
+        for (int i = place.team; i < s.items; i += place.teams, item.next(s, place.teams)) {
+            const int n = item.n, first = item.first;
+            const int undefined = multiply_tile(memory), by_definition = bad || MODE == 3 && tables.bad || KIND != 0 && undefined;
             if (WRITES && (s.how != COLLECTED || by_definition || is_counted_in_part(first))) note_places(first);
             if (COUNTS) hand_over_until(n);
             if (MODE == 2 && n != sample) normalize(n);
@@ -511,9 +518,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) shuffle_wgmma(
     extern __shared__ __align__(128) unsigned char memory[];
     __shared__ Tables tables;
     const int taps = d_stride * h_stride * 2, teams = GROUPS / row_groups;
-    const Sizes s = {x, w, y, in_channels, volume, out_channels * taps, d_stride, h_stride, x_n, y_n, y_d, y_h, chunks, items, row_groups,
+    const Sizes s = {x, w, y, in_channels, volume, out_channels * taps, d_stride, h_stride, x_n, y_n, y_d, y_h, chunks, pos_blocks, items, row_groups,
                      stages, ahead, how, line_bits, past_line, 1 << line_bits < PART_POS ? past_line * SIZE : 0,
-                     part_mean, part_m2, part_count, mean, rstd, gamma, beta, norm_groups, group_channels};
+                     part_mean, part_m2, part_count, mean, rstd, gamma, beta, norm_groups, group_channels, activation, post_activation};
     const unsigned barriers = shared(memory), weights_offset = (BARRIERS * stages * teams + 127) / 128 * 128;
     const unsigned weights = barriers + weights_offset, ring = weights + 16 * PARTS * ROWS * row_groups * (KC / VECTOR) * chunks;
     // Of each stage what says that it is full, and that it is empty.
@@ -525,8 +532,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) shuffle_wgmma(
     if (const int i = threadIdx.x - 32; i >= 0 && i < sizeof(Divisors) / sizeof(Divisor))
         ((Divisor *)&tables.by)[i] = Divisor(i == 0 ? plane : i == 1 ? width : i == 2 ? pos_blocks : i == 3 ? taps / 2 : h_stride);
     if (threadIdx.x == 64) tables.bad = 0;
-    if (threadIdx.x == 65) tables.activation = Straight(activation, slope);
-    if (threadIdx.x == 66) tables.post = Straight(post_activation, post_slope);
+    if (threadIdx.x == 65) tables.slope = (float)slope, tables.post_slope = (float)post_slope;
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     const int of_grid = blockIdx.x / row_blocks, first_row = (blockIdx.x - of_grid * row_blocks) * ROWS * row_groups;
     // Of a warpgroup, and of the warp that copies for it.
