@@ -600,16 +600,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
                     epilogue.rows(sum[of]);
                     continue;
                 }
-                if constexpr (sizeof(Element) == 2) {
-                    if (dense && activation <= 2) {
-                        epilogue.dense(sum[of]);
-                        continue;
-                    }
-                } else {
-                    if (dense && activation <= 2 && y_c % 8 == 0) {
-                        epilogue.direct(sum[of]);
-                        continue;
-                    }
+                if (dense && activation <= 2) {
+                    epilogue.dense<uint4>(sum[of], warpgroup, [&](int of_warpgroup) {
+                        const int first = t.row0 + warpgroup * M + of_warpgroup, n = Position(s, *by, first).n;
+                        return first < rows ? (n - t.at.n) * y_n + first - n * y_c : -1;
+                    });
+                    continue;
                 }
             }
 #pragma unroll 1
@@ -638,6 +634,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
             const Statistics statistics = {(float2 *)parts, counts, part_chunks, part_phases, out_channels / joined, joined, pd * ph * pw};
             const int phase = (t.phase.rd * (RH == 2 ? 1 : h_stride) + t.phase.rh) * (RW == 2 ? 1 : w_stride) + t.phase.rw;
             const int last = Position(s, *by, min(t.row0 + BM, rows) - 1).n;
+            // Where outputs were staged for all of the warpgroup, they have been read.
+            asm volatile("bar.sync %0, 128;" ::"r"(warpgroup + 1) : "memory");
 #pragma unroll 1
             for (int n = t.at.n; n <= last; n++)
                 count_outputs(sum, at.n == n ? own : 0, staged, slice * channels + channel0, min(channels - channel0, CHANNELS), statistics,

@@ -157,51 +157,38 @@ struct Epilogue {
         }
     }
 
-    /// The same for 16 bits, from registers: 8 rows by 8 columns change places on their way to shared memory.
-    template <typename T = Element> __device__ __forceinline__ void dense(const float (&sum)[MI][REGISTERS]) const {
-        constexpr int PITCH = 2 * ROWS + 16, LANES = ROWS / 8, COLUMNS_AT_ONCE = 32 / LANES;
-        static_assert(PIECE * PITCH <= 4 * STAGING);
-        const int lane = threadIdx.x % 32, r = lane % LANES * 8;
-        const int at = __shfl_sync(0xffffffffu, row_at, r), here = __shfl_sync(0xffffffffu, row_ow, r) != NOWHERE;
-        Element *to = y + at + channel0 + (long long)(lane / LANES) * y_c;
-        char *const lines = (char *)staged;
-        const unsigned line = shared(lines) + lane % 8 * PITCH + lane / 8 % (2 * MI) * 16;
-#pragma unroll
-        for (int piece = 0; piece < COLUMNS; piece += PIECE) {
-            __syncwarp();
-#pragma unroll
-            for (int j = 0; j < PIECE && piece + j < COLUMNS; j += 8) transpose<T>(sum, piece + j, line + j * PITCH);
-            __syncwarp();
-#pragma unroll
-            for (int c = 0; c < PIECE; c += COLUMNS_AT_ONCE) {
-                const int column = c + lane / LANES;
-                store(to, *(const uint4 *)(lines + column * PITCH + 2 * r), here && piece + column < columns);
-                to += (long long)COLUMNS_AT_ONCE * y_c;
-            }
-        }
-    }
-
-    /// The same by a warpgroup at once, of which neighbouring threads write all rows of a column: 16 bytes each or, where planes are of
-    /// an odd number of eights, 8. `all` is what its warps stage in, `place` where a row of the warpgroup is, negative if nowhere.
+    /// The same from registers, by a warpgroup at once, of which neighbouring threads write all rows of a column: few sectors of y are
+    /// written in part. A thread writes 16 bytes or, where rows lie in eights, 8. `place` says where a row of the warpgroup is from `y` on,
+    /// negative if nowhere.
     template <typename V, typename T = Element, typename Place>
-    __device__ __forceinline__ void dense(const float (&sum)[MI][REGISTERS], float *all, int barrier, const Place &place) const {
-        constexpr int PITCH = 2 * M + 16, VECTOR = sizeof(V) / sizeof(T), LANES = M / VECTOR, AT_ONCE = 128 / LANES;
+    __device__ __forceinline__ void dense(const float (&sum)[MI][REGISTERS], int warpgroup, const Place &place) const {
+        constexpr int SIZE = sizeof(T), PITCH = SIZE * M + 16, VECTOR = sizeof(V) / SIZE, LANES = M / VECTOR, AT_ONCE = 128 / LANES;
         constexpr int STEP = COLUMNS * PITCH <= 16 * STAGING ? COLUMNS : PIECE;
         static_assert(STEP * PITCH <= 16 * STAGING && PIECE % AT_ONCE == 0);
         const int thread = threadIdx.x % 128, lane = thread % 32, r = thread % LANES * VECTOR, at = place(r);
+        const bool here = at >= 0;
         Element *to = y + at + channel0 + (long long)(thread / LANES) * y_c;
-        char *const lines = (char *)all;
-        const unsigned line = shared(lines) + lane % 8 * PITCH + (lane / 8 % (2 * MI) + thread / 32 * 2 * MI) * 16;
+        char *const lines = (char *)(staged - thread / 32 * STAGING);
+        char *const line = lines + thread / 32 * ROWS * SIZE + (SIZE == 2 ? lane % 8 * PITCH + lane / 8 % (2 * MI) * 16 : lane % 4 * 2 * PITCH + lane / 4 * SIZE);
 #pragma unroll
         for (int piece = 0; piece < COLUMNS; piece += STEP) {
-            asm volatile("bar.sync %0, 128;" ::"r"(barrier) : "memory");
+            asm volatile("bar.sync %0, 128;" ::"r"(warpgroup + 1) : "memory");
 #pragma unroll
-            for (int j = 0; j < STEP && piece + j < COLUMNS; j += 8) transpose<T>(sum, piece + j, line + j * PITCH);
-            asm volatile("bar.sync %0, 128;" ::"r"(barrier) : "memory");
+            for (int j = 0; j < STEP && piece + j < COLUMNS; j += 8) {
+                if constexpr (SIZE == 2)
+                    transpose<T>(sum, piece + j, shared(line + j * PITCH));
+                else
+#pragma unroll
+                    for (int i = 0; i < 2 * MI; i++)
+#pragma unroll
+                        for (int e = 0; e < 2; e++)
+                            *(T *)(line + (j + e) * PITCH + 8 * i * SIZE) = sum[i % MI][FIRST_SUM + (piece + j) / 2 + i / MI * 2 + e];
+            }
+            asm volatile("bar.sync %0, 128;" ::"r"(warpgroup + 1) : "memory");
 #pragma unroll
             for (int c = 0; c < STEP; c += AT_ONCE) {
                 const int column = c + thread / LANES;
-                store(to, *(const V *)(lines + column * PITCH + 2 * r), at >= 0 && piece + column < columns);
+                store(to, *(const V *)(lines + column * PITCH + SIZE * r), here && piece + column < columns);
                 to += (long long)AT_ONCE * y_c;
             }
         }
@@ -221,32 +208,6 @@ struct Epilogue {
                          : "memory");
         else
             asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(to), "r"(v[0]), "r"(v[1]) : "memory");
-    }
-
-    /// The same for 32 bits: eights of a column's rows are 32 bytes, which go to y from registers.
-    __device__ __forceinline__ void direct(const float (&sum)[MI][REGISTERS]) const {
-        const int lane = threadIdx.x % 32;
-        Element *to[2 * MI];
-        bool here[2 * MI];
-        Element *const first = y + channel0 + (long long)(lane % 4 * 2) * y_c;
-#pragma unroll
-        for (int i = 0; i < 2 * MI; i++) {
-            const int row = 8 * i + lane / 4;
-            to[i] = first + __shfl_sync(0xffffffffu, row_at, row);
-            here[i] = __shfl_sync(0xffffffffu, row_ow, row) != NOWHERE;
-        }
-        const long long next = 8ll * y_c;
-#pragma unroll
-        for (int j = 0; j < COLUMNS; j += 8) {
-            const int column = j + lane % 4 * 2;
-#pragma unroll
-            for (int i = 0; i < 2 * MI; i++) {
-                const float *of = &sum[i % MI][FIRST_SUM + j / 2 + i / MI * 2];
-                store(to[i], of[0], here[i] && column < columns);
-                store(to[i] + y_c, of[1], here[i] && column + 1 < columns);
-                to[i] += next;
-            }
-        }
     }
 
     /// NCDHW, two neighbours in line of each row and channel: both residues along width, or both positions of a row. Such rows

@@ -688,16 +688,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
                 epilogue.pairs<2 / RESIDUES>(sum);
                 return;
             }
-            if constexpr (sizeof(Element) == 2) {
-                if (dense && outputs == 1 && activation <= 2) {
-                    epilogue.dense(sum);
-                    return;
-                }
-            } else {
-                if (dense && outputs == 1 && activation <= 2 && y_c % 8 == 0) {
-                    epilogue.direct(sum);
-                    return;
-                }
+            if (dense && outputs == 1 && activation <= 2) {
+                epilogue.dense<uint4>(sum, warpgroup, [&](int of_warpgroup) {
+                    const int first = t.row0 + warpgroup * M + of_warpgroup, of_sample = by->depth.divide(by->height.divide(by->line.divide(first)));
+                    return first < (FIRST_SUM ? min(rows, t.row0 + advance) : rows) ? (of_sample - sample0) * y_n + first - of_sample * y_c : -1;
+                });
+                return;
             }
 #pragma unroll 1
             for (int piece = 0; piece < COLUMNS; piece += PIECE) {
@@ -725,6 +721,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
         const unsigned there = here ? ((unsigned)ow < (unsigned)w_out) | ((unsigned)(ow + outputs - 1) < (unsigned)w_out) << 1 : 0;
         const Statistics statistics = {(float2 *)parts, counts, part_chunks, part_phases, out_channels / joined, joined * outputs, pd * ph * pw};
         const int last = by->depth.divide(by->height.divide(by->line.divide(min(t.row0 + BM, rows) - 1)));
+        // Where outputs were staged for all of the warpgroup, they have been read.
+        asm volatile("bar.sync %0, 128;" ::"r"(warpgroup + 1) : "memory");
 #pragma unroll 1
         for (int sample = sample0; sample <= last; sample++)
             count_outputs(*(float(*)[1][MI][REGISTERS])sum, n == sample ? there : 0, staged, slice * channels * outputs + column0,

@@ -367,21 +367,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) halo_sweep(
                 epilogue.rows(sum);
                 continue;
             }
-            if constexpr (sizeof(Element) == 2) {
-                if (in_order && of % 8 == 0 && activation <= 2) {
-                    float *const all = (float *)(tables + WGS * 16 * BN) + warpgroup * 4 * STAGING;
-                    const auto place = [&](int of_warpgroup) {
-                        const int row = work_of.piece * BM + warpgroup * M + of_warpgroup, of_sample = by->height.divide(by->line.divide(row));
-                        return row < rows ? of_sample * y_n + od * y_d + row - of_sample * ph * pw : -1;
-                    };
-                    if (of % 16 == 0)
-                        epilogue.dense<uint4>(sum, all, warpgroup + 1, place);
-                    else
-                        epilogue.dense<uint2>(sum, all, warpgroup + 1, place);
-                    continue;
-                }
-            } else if (dense && activation <= 2) {
-                epilogue.direct(sum);
+            if (in_order && of % (4 * sizeof(Element)) == 0 && activation <= 2) {
+                const auto place = [&](int of_warpgroup) {
+                    const int row = work_of.piece * BM + warpgroup * M + of_warpgroup, of_sample = by->height.divide(by->line.divide(row));
+                    return row < rows ? of_sample * y_n + od * y_d + row - of_sample * ph * pw : -1;
+                };
+                if (sizeof(Element) == 4 || of % 16 == 0)
+                    epilogue.dense<uint4>(sum, warpgroup, place);
+                else
+                    epilogue.dense<uint2>(sum, warpgroup, place);
                 continue;
             }
 #pragma unroll 1
