@@ -89,3 +89,28 @@ fn inputs_packed_along() {
         });
     }
 }
+
+/// Planes of the output that are a multiple of 16 bytes in all types, of 8 in some, and of less; whose rows are not all voxels;
+/// samples that meet among a warpgroup's rows, and more channels than a column block.
+const PLANES: [&str; 5] = [
+    "n 2, 5x6x6, 32>40, k 3",
+    "n 3, 4x4x4, 16>24, k 3, bias, relu",
+    "n 5, 3x3x5, 24>9, k 3, p 1x0x0, leaky_relu(0.2)",
+    "n 2, 3x8x9, 16>72, k 3, p 1, bias",
+    "n 3, 2x4x8, 16>33, k 3x3x5, bias, silu",
+];
+
+#[test]
+fn planes_of_sweeps() {
+    engines(Some(Algorithm::HaloGemm), |engine| {
+        let engine = saying(engine, "halo_gemm sweep");
+        for (seed, line) in PLANES.into_iter().enumerate() {
+            right_in_all(
+                &engine,
+                &Case::parse("planes", line, "rows as voxels").expect("a valid case"),
+                seed as u64,
+            );
+        }
+        assert!(engine.said.get() >= 2 * PLANES.len(), "{} plans", engine.said.get());
+    });
+}
