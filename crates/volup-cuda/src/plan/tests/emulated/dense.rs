@@ -105,11 +105,8 @@ fn planes_of_sweeps() {
     engines(Some(Algorithm::HaloGemm), |engine| {
         let engine = saying(engine, "halo_gemm sweep");
         for (seed, line) in PLANES.into_iter().enumerate() {
-            right_in_all(
-                &engine,
-                &Case::parse("planes", line, "rows as voxels").expect("a valid case"),
-                seed as u64,
-            );
+            let case = Case::parse("planes", line, "rows as voxels").expect("a valid case");
+            right_in_all(&engine, &case, seed as u64);
         }
         assert!(engine.said.get() >= 2 * PLANES.len(), "{} plans", engine.said.get());
     });
