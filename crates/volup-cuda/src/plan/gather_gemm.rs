@@ -11,8 +11,8 @@ use super::panels::{
 };
 use super::phases::{Lattice, PhaseAxis, taps_of_residues};
 use super::{
-    Algorithm, Argument, Buffer, Context, RESERVED, SHARED, Step, Workspace, bias_and_activation, direct,
-    grid, push, size, strides,
+    Algorithm, Argument, Buffer, Context, RESERVED, SHARED, Step, Workspace, activation_code,
+    bias_and_activation, direct, grid, push, size, strides,
 };
 use crate::Variant;
 use std::fmt;
@@ -147,7 +147,12 @@ impl<'a> GatherGemm<'a> {
         // Residues along width, and height, that are columns: those of a stride of 2 see the same voxels.
         let [lines, outputs] = ["RH", "RW"].map(|name| size(kernel, name));
         let ncdhw = request.output_format == MemoryFormat::Contiguous;
-        let paired = |axis: Axis| ncdhw && axis.stride == 2 && axis.dilation == 1;
+        // In NDHWC where whole vectors of channels are written.
+        let vector = 16 / request.dtype.size();
+        let cout = conv.out_channels() / conv.groups();
+        let straight = activation_code(request.block.activation()).0 <= 2;
+        let in_pairs = ncdhw || cout.is_multiple_of(vector) && straight;
+        let paired = |axis: Axis| in_pairs && axis.stride == 2 && axis.dilation == 1;
         if outputs == 2 && !paired(axes[2].axis) || lines == 2 && !paired(axes[1].axis) {
             return None;
         }
@@ -170,7 +175,7 @@ impl<'a> GatherGemm<'a> {
         let reach = reach.checked_add((most[2] - 1).checked_mul(axes[2].back())?)?;
         let stage_rows = bm.checked_add(reach)?.next_multiple_of(8);
         let groups = conv.groups();
-        let (cin, cout) = (conv.in_channels() / groups, conv.out_channels() / groups);
+        let cin = conv.in_channels() / groups;
         // Few channels leave most of a chunk empty: what the model says of them was not held against measurements.
         let of_chunk = PANELS * 16 / operand.bytes();
         if 2 * cin < of_chunk && request.algorithm != Some(Algorithm::GatherGemm) {
@@ -241,7 +246,7 @@ impl<'a> GatherGemm<'a> {
         }
         // Cost: what each phase's tile takes in clocks, and how blocks share them.
         let clocks = (n * lines * (bm / 64) * PANELS / 2) as f64 / 2.0;
-        let (vector, [.., w_out]) = (16 / request.dtype.size(), geometry.output_shape());
+        let [.., w_out] = geometry.output_shape();
         let in_vectors = if !ncdhw {
             cout % vector == 0
         } else if axes.iter().all(|axis| axis.axis.stride == 1) {

@@ -539,8 +539,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
 #endif
             for (int column = thread; column < BN; column += 128) {
                 const int of_slice = channel0 + column % CHANNELS, channel = slice * channels + of_slice;
-                column_at[column] = channel * y_c;
-                column_rr[column] = of_slice < channels ? 0 : NOWHERE;
+                // Of NDHWC both residues along width are columns of a row.
+                const int residue = RW == 2 && !channels_first ? column / CHANNELS : 0;
+                column_at[column] = channel * y_c + residue * y_w;
+                column_rr[column] = of_slice < channels ? residue : NOWHERE;
                 column_bias[column] = of_slice < channels && has_bias ? widen(bias[channel]) : 0.0f;
 #if SCALED
                 column_scale[column] = scale_x * scale_w[t.column_block * CHANNELS + column % CHANNELS];
@@ -589,10 +591,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
 #pragma unroll
         for (int of = 0; of < RH; of++) {
             const Epilogue epilogue = {y + (long long)t.at.n * y_n, row_at + of * y_h, of < lines ? ow : NOWHERE, column_at, column_rr, staged, activation,
-                                       min(channels - channel0, CHANNELS) * RW, w_out, y_w, (slice * channels + channel0) * y_c, y_c};
+                                       RW == 2 && whole ? COLUMNS : min(channels - channel0, CHANNELS) * RW, w_out, y_w, (slice * channels + channel0) * y_c, y_c};
             if constexpr (RW == 2) {
-                if (paired && activation <= 2) {
-                    epilogue.pairs<1>(sum[of]);
+                if ((paired || whole) && activation <= 2) {
+                    if (channels_first)
+                        epilogue.pairs<1>(sum[of]);
+                    else
+                        epilogue.rows(sum[of]);
                     continue;
                 }
             } else {

@@ -35,6 +35,12 @@ constexpr bool MAY_HAVE_MORE = false;
 #endif
 constexpr int ROUNDS = 2, MORE_ROUNDS = 3, ROUND = 32 * VOXELS * E * sizeof(Element);
 
+/// Bytes of 32 positions of four panels, and how many of them a ring has room for.
+constexpr int POSITION_ROUND = 32 * 4 * E * sizeof(Element), POSITION_SLOTS = ROUNDS * ROUND / POSITION_ROUND;
+static_assert(POSITION_SLOTS >= 2);
+/// As many of their panels, and of a lane's copies, as there are registers for at once.
+constexpr int PANELS_AT_ONCE = !MAY_HAVE_MORE ? 1 : WGS == 4 ? 2 : 4;
+
 /// What lines, planes and samples of rows, and lines of units, are counted by.
 struct PackDivisors {
     const Divisor &line, &plane, &sample, &units;
@@ -95,6 +101,11 @@ struct PackAhead {
                 by_units<MORE_ROUNDS - 1>(by, ring, scale, most, other);
             else
                 by_units<ROUNDS - 1>(by, ring, scale, most, other);
+        } else if (x_c == 1 && ((unsigned long long)x | (x_n | x_d | x_h | x_w) * sizeof(Element)) % 16 == 0) {
+            if ((panels / block + 3) / 4 * slots() >= POSITION_SLOTS - 1)
+                by_channels<POSITION_SLOTS - 1>(by, ring, scale, most, other);
+            else
+                by_channels<1>(by, ring, scale, most, other);
         } else {
             int piece = take();
 #pragma unroll 1
@@ -103,10 +114,7 @@ struct PackAhead {
                 // What follows from these would be held in registers from piece to piece.
                 PackAhead anew = *this;
                 asm volatile("" : "+r"(anew.shift), "+r"(anew.panels), "+r"(anew.x_c), "+r"(anew.x_w));
-                if (anew.x_c == 1 && ((unsigned long long)x | (x_n | x_d | x_h | anew.x_w) * sizeof(Element)) % 16 == 0)
-                    anew.by_positions<true>(by, piece, ring, scale, most);
-                else
-                    anew.by_positions<false>(by, piece, ring, scale, most);
+                anew.by_positions(by, piece, ring, scale, most);
                 publish(piece);
                 piece = take();
             }
@@ -308,54 +316,110 @@ private:
         }
     }
 
-    /// A piece of which a lane reads positions: a round is four panels of 32 of them. LAST: their channels lie together, in whole 16
-    /// bytes, which neighbouring lanes read.
-    template <bool LAST> __device__ __forceinline__ void by_positions(const PackDivisors &by, int piece, char *ring, float scale, unsigned &most) const {
+    /// Of a piece 32 positions at a time.
+    __device__ __forceinline__ int slots() const { return max((1 << shift) / UNITS_OF_SLOT, 1); }
+
+    /// Pieces of positions whose channels lie together, in whole 16 bytes, which neighbouring lanes read: a round is four panels of 32
+    /// positions. So many rounds are under way, those of the next piece, too.
+    template <int UNDER_WAY, typename Else>
+    __device__ __forceinline__ void by_channels(const PackDivisors &by, char *ring, float scale, unsigned &most, const Else &other) const {
         constexpr int OF_PANEL = E * sizeof(Element) / 16, VECTORS = 4 * OF_PANEL;
+        const int lane = own_thread() % 32, count_panels = panels / block, rounds = (count_panels + 3) / 4, slots = this->slots();
+        int piece = take(), asked = ask();
+        if (piece >= pieces) return;
+        // What is loaded next: where this lane's position of it starts, the positions and panels, and where it goes.
+        int start = -1, load_slot = 0, load_round = 0, now = 0;
+        const auto load = [&](int of, int then) {
+            if (load_round == 0) start = position(unit(by, of, lane), load_slot, by.line.by, lane).y;
+            char *const to = ring + then * POSITION_ROUND;
+#pragma unroll PANELS_AT_ONCE
+            for (int i = 0; i < VECTORS; i++) {
+                const int of_vector = (i * 32 + lane) / VECTORS, vector = lane % VECTORS, from = __shfl_sync(0xffffffffu, start, of_vector);
+                const bool there = from >= 0 && load_round * 4 + vector / OF_PANEL < count_panels;
+                const uint4 *const at = (const uint4 *)(x + (there ? from + load_round * 4 * E : 0)) + (there ? vector : 0);
+                copy_async<16>(shared(to + vector_at<VECTORS>(of_vector, vector)), at, there);
+            }
+            if (++load_round == rounds) {
+                load_round = 0;
+                if (++load_slot == slots) load_slot = 0;
+            }
+        };
+#pragma unroll
+        for (int round = 0; round < UNDER_WAY; round++) {
+            load(piece, round);
+            end_copies();
+        }
+#pragma unroll 1
+        while (piece < pieces) {
+            // What follows from it would be held in registers from piece to piece.
+            int a_rows = this->a_rows;
+            asm volatile("" : "+r"(a_rows));
+            const int next = __shfl_sync(0xffffffffu, asked, 0);
+            if (next < pieces) asked = ask();
+            await_turn(piece, other);
+#pragma unroll 1
+            for (int slot = 0; slot < slots; slot++) {
+                const int place = position(unit(by, piece, lane), slot, by.line.by, lane).x;
+                [[maybe_unused]] unsigned of_position = 0;
+#pragma unroll 1
+                for (int round = 0; round < rounds; round++) {
+                    const bool is_more = slot * rounds + round + UNDER_WAY < slots * rounds;
+                    if (is_more || next < pieces) load(is_more ? piece : next, now ? now - 1 : UNDER_WAY);
+                    end_copies();
+                    await_copies<UNDER_WAY>();
+                    meet();
+                    const char *const from = ring + now * POSITION_ROUND;
+#pragma unroll PANELS_AT_ONCE
+                    for (int i = 0; i < 4; i++) {
+                        if (round * 4 + i >= count_panels) break;
+                        alignas(16) Element v[E];
+#pragma unroll
+                        for (int j = 0; j < OF_PANEL; j++)
+                            *(uint4 *)&v[j * (16 / sizeof(Element))] = *(const uint4 *)(from + vector_at<VECTORS>(lane, i * OF_PANEL + j));
+                        unsigned &largest = SCALED ? of_position : most;
+                        largest = larger(largest, v);
+                        write(v, place >= 0 ? place + (round * 4 + i) * a_rows : -1, scale);
+                    }
+                    meet();
+                    now = now == UNDER_WAY ? 0 : now + 1;
+                }
+                if (SCALED) count(is_coarse(of_position, scale));
+            }
+            publish(piece);
+            piece = next;
+        }
+    }
+
+    /// A piece of which a lane reads positions: a round is four panels of 32 of them.
+    __device__ __forceinline__ void by_positions(const PackDivisors &by, int piece, char *ring, float scale, unsigned &most) const {
         const int lane = own_thread() % 32, count_panels = panels / block;
         const Unit own = unit(by, piece, lane);
 #pragma unroll 1
-        for (int slot = 0; slot * UNITS_OF_SLOT < 1 << shift; slot++) {
+        for (int slot = 0; slot < slots(); slot++) {
             const int2 at = position(own, slot, by.line.by, lane);
             [[maybe_unused]] unsigned of_position = 0;
             run((count_panels + 3) / 4, [&](int round) {
                 char *const slot0 = ring + round % ROUNDS * ROUND;
-                if constexpr (LAST) {
-#pragma unroll 2
-                    for (int i = 0; i < VECTORS; i++) {
-                        const int other = (i * 32 + lane) / VECTORS, vector = lane % VECTORS, start = __shfl_sync(0xffffffffu, at.y, other);
-                        const bool there = start >= 0 && round * 4 + vector / OF_PANEL < count_panels;
-                        const uint4 *const from = (const uint4 *)(x + (there ? start + round * 4 * E : 0)) + (there ? vector : 0);
-                        copy_async<16>(shared(slot0 + vector_at<VECTORS>(other, vector)), from, there);
-                    }
-                } else {
 #pragma unroll 1
-                    for (int i = 0; i < 4; i++) {
-                        const bool there = at.y >= 0 && round * 4 + i < count_panels;
-                        const int step = there ? x_c : 0;
-                        const Element *channel = x + (there ? at.y + (round * 4 + i) * E * step : 0);
-                        Element *const to = (Element *)slot0 + i * E * 32 + lane;
+                for (int i = 0; i < 4; i++) {
+                    const bool there = at.y >= 0 && round * 4 + i < count_panels;
+                    const int step = there ? x_c : 0;
+                    const Element *channel = x + (there ? at.y + (round * 4 + i) * E * step : 0);
+                    Element *const to = (Element *)slot0 + i * E * 32 + lane;
 #pragma unroll
-                        for (int e = 0; e < E; e++, channel += step)
-                            if constexpr (sizeof(Element) == 4)
-                                copy_async<4>(shared(to + e * 32), channel, there);
-                            else
-                                to[e * 32] = there ? *channel : Element{};
-                    }
+                    for (int e = 0; e < E; e++, channel += step)
+                        if constexpr (sizeof(Element) == 4)
+                            copy_async<4>(shared(to + e * 32), channel, there);
+                        else
+                            to[e * 32] = there ? *channel : Element{};
                 }
             }, [&](int round) {
                 const char *const slot0 = ring + round % ROUNDS * ROUND;
 #pragma unroll 1
                 for (int i = 0; i < 4; i++) {
                     alignas(16) Element v[E];
-                    if constexpr (LAST) {
 #pragma unroll
-                        for (int j = 0; j < OF_PANEL; j++)
-                            *(uint4 *)&v[j * (16 / sizeof(Element))] = *(const uint4 *)(slot0 + vector_at<VECTORS>(lane, i * OF_PANEL + j));
-                    } else {
-#pragma unroll
-                        for (int e = 0; e < E; e++) v[e] = ((const Element *)slot0)[(i * E + e) * 32 + lane];
-                    }
+                    for (int e = 0; e < E; e++) v[e] = ((const Element *)slot0)[(i * E + e) * 32 + lane];
                     unsigned &largest = SCALED ? of_position : most;
                     largest = larger(largest, v);
                     write(v, at.x >= 0 && round * 4 + i < count_panels ? at.x + (round * 4 + i) * a_rows : -1, scale);
