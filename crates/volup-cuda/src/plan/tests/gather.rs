@@ -53,7 +53,7 @@ impl Taps {
     fn pairs(call: &Call<'_>, axis: &str) -> Taps {
         let int = |name: &str| call.int(&format!("{axis}_{name}"));
         let (kernel, padding) = (int("kernel"), int("padding"));
-        assert!(int("stride") == 2 && int("dilation") == 1 && call.int("channels_first") == 1);
+        assert!(int("stride") == 2 && int("dilation") == 1);
         assert_eq!(call.int(&format!("back_{axis}")), 1);
         let first = -(padding % 2);
         Taps { first, count: (kernel - first + 1) / 2, step: 2, reached: (padding + 1) / 2, back: 1 }
