@@ -32,6 +32,7 @@
 // # What it takes
 //
 // It may be launched so that it starts while the packs still run: it waits for them itself.
+// With RW = 2 y in NDHWC wants whole vectors of 16 bytes of a slice's channels, and no curved activation.
 //
 // Block: 128 threads a warpgroup, and 128 for the producer. Grid: any number of blocks along the first axis. With `by_work`,
 // for few tiles, phases with most taps come first, and a block's next tile is as far from the other end of all blocks' as

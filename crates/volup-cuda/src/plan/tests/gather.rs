@@ -54,6 +54,8 @@ impl Taps {
         let int = |name: &str| call.int(&format!("{axis}_{name}"));
         let (kernel, padding) = (int("kernel"), int("padding"));
         assert!(int("stride") == 2 && int("dilation") == 1);
+        let whole = call.int("channels") % (16 / call.pointer("y").width as i64) == 0;
+        assert!(call.int("channels_first") == 1 || whole && call.int("activation") <= 2);
         assert_eq!(call.int(&format!("back_{axis}")), 1);
         let first = -(padding % 2);
         Taps { first, count: (kernel - first + 1) / 2, step: 2, reached: (padding + 1) / 2, back: 1 }
