@@ -52,7 +52,7 @@ const BOX: f64 = 0.91e-6;
 /// residue of it, and a run, beside its steps and outputs; for 32 outputs, written, counted or normalized, or counted as 16 bits hold
 /// them.
 const STEP: f64 = 11.0;
-const TILE: [f64; 3] = [5.6, 5.5, 13.2];
+const TILE: [f64; 3] = [5.6, 5.5, 9.5];
 const UNIT: f64 = 284.0;
 const BLOCK: f64 = 56.0;
 const RESIDUE: f64 = 32.0;
@@ -121,6 +121,15 @@ pub(super) fn offsets(axis: Axis) -> usize {
     at.len()
 }
 
+/// The `KIND` of numbers: two parts are two fp16 here, scaled box by box.
+fn kind(operand: Operand) -> usize {
+    match operand {
+        Operand::Half => 0,
+        Operand::Tf32 | Operand::Scaled => 1,
+        Operand::Split | Operand::Parts => 2,
+    }
+}
+
 /// What activations take of instructions for 32 outputs.
 fn bent(code: i32) -> f64 {
     match code {
@@ -161,7 +170,7 @@ impl<'a> ImplicitGemm<'a> {
             return Vec::new();
         }
         let types = operand.types(context);
-        let is_it = |kernel: &&Variant| kernel.param("KIND") == Some(operand.kind());
+        let is_it = |kernel: &&Variant| kernel.param("KIND") == Some(kind(operand) as i64);
         let kernels = context.kernels("implicit_gemm", &types).filter(is_it);
         // Those that count what they write do nothing else.
         let does = |kernel: &Variant, way| kernel.param("COUNTS").is_some() == (way == Way::Counted);
@@ -246,9 +255,10 @@ impl<'a> ImplicitGemm<'a> {
         let run_pitch = (run_words.saturating_sub(apart).next_multiple_of(32) + apart) * 4 / element;
         let warps = 4 * warpgroups;
         let shared = 16 * entries
-            + 4 * product(&[stages, parts, chunks, words])?
+            + 4 * product(&[stages, chunks, words])?
             + 64 * product(&[parts, tiles, entries])?
             + 96 * tiles
+            + if parts == 2 { 64 * product(&[tiles, depth.stride, height.stride])? } else { 0 }
             + product(&[warps, 8, run_pitch, element])?;
         if shared > SHARED - RESERVED - (kernel.shared_bytes as usize).next_multiple_of(SECTOR) {
             return None;
@@ -273,15 +283,10 @@ impl<'a> ImplicitGemm<'a> {
             return None;
         }
         let each = |count: usize| count as f64;
-        let kind = match operand {
-            Operand::Half => 0,
-            Operand::Tf32 | Operand::Scaled => 1,
-            Operand::Split | Operand::Parts => 2,
-        };
         let steps = each(entries) / 8.0 / each(depth.stride);
         let outputs = each(blocks_h * lines_of_block * segments * 16 * height.stride);
         let of = |activation| outputs * bent(activation_code(activation).0);
-        let products = steps * (each(lines_of_block * segments * 4) * TILE[kind] + STEP);
+        let products = steps * (each(lines_of_block * segments * 4) * TILE[kind(operand)] + STEP);
         let unit = (products + BLOCK + RESIDUE * each(height.stride)) * each(blocks_h) + UNIT;
         let unit = unit + STORED * each(runs);
         let vectors = each(chunks * planes * lines * (span / 4 + 2));

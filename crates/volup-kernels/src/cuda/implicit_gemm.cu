@@ -44,18 +44,21 @@
 //
 // # Numbers
 //
-// `KIND` 0, f16 or bf16; 1, float32 rounded to tf32; 3, float32 as two tf32, of which three products are made; each step's
-// are added to float32 registers, since the matrix instructions cut off their sums. Infinities and NaN, and for the split
-// what its low part has not bits enough for (operand.cuh), are left to the definition: all of a box where they are in its
-// input or weights.
+// `KIND` 0, f16 or bf16; 1, float32 rounded to tf32; 2, float32 as two fp16, which share a word: of each entry an instruction takes
+// both, and multiplies them by what a lane has of the weight. So two products are made, of the weight's high part and of its low one;
+// each step's are added to float32 registers, since the matrix instructions cut off their sums. Scales are powers of two: of a box one,
+// by its largest magnitude, which the warps that bring it look for before they round; of each row of weights one for each pair of
+// residues. Sums are scaled back at the end. Infinities and NaN, four neighbours of which the largest is below 2^-33 of its box's, weights
+// far below their row's largest, and products of both largest that are no normal number are left to the definition: all of a box
+// where they are in its input or weights.
 //
 // # What it takes
 //
 // Threads: THREADS, 128 more than the warps that multiply have. Grid: groups times `blocks_of_group`. Boxes of an axis are
 // ceil(output/box), of height `box_h = units_h*blocks_h*LINES*h_stride`; `box_d` is a multiple of the stride. LINES above 1
 // want `joined`; `linked` wants boxes as wide as y, and runs, but for y's last ones, of a sector at least. Units of a box times `stages - 1` are at least WARPS - 1, or a warp takes one stage for another. Bytes of
-// dynamic shared memory: `16*entries + stages*4*parts*words*x_c + 64*parts*tiles*entries + 96*tiles +
-// WARPS*8*run_pitch*element`: parts 2 for KIND 3, else 1; words channels of the input (KIND 0:
+// dynamic shared memory: `16*entries + stages*4*words*x_c + 64*parts*tiles*entries + 96*tiles + rows +
+// WARPS*8*run_pitch*element`: parts 2 and rows 64*tiles*d_stride*h_stride for KIND 2, else 1 and none; words channels of the input (KIND 0:
 // pairs); x_c a multiple of 16, but not of 32, of at least planes*lines*PITCH; tiles of 8 channels of a group; `entries` those
 // of all pairs of residues, each a multiple of 8; `planes` and `lines` of input that a box has at most; run_pitch elements, a
 // multiple of 32 bytes, of at least a run and 32 bytes but one element: from a place that is no multiple of them the copy engine
@@ -104,6 +107,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
     // left to the definition. The next unit of work.
     __shared__ alignas(8) unsigned long long barriers[2 * MOST_STAGES];
     __shared__ int4 bad_input[MOST_STAGES];
+    // Of two fp16 the largest magnitude that each of those warps brought; of the exponents that weights are scaled by the most, and of
+    // their negatives, both from ZERO up.
+    __shared__ uint4 most_input[SCALED ? MOST_STAGES : 1];
+    constexpr int ZERO = 200;
+    __shared__ unsigned most_exponent, most_negative;
     __shared__ int next_unit;
     // For each warp that multiplies whether a weight is.
     __shared__ int bad_weight[WARPS];
@@ -113,7 +121,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
 
     const int taps = d_kernel * h_kernel * w_kernel, channels = groups * out_per_group;
     // What roles compute anew, so that no registers are kept for it from one to the next.
-    const auto shares = [&] { return Shares(memory, in_per_group, out_per_group, entries, stages, x_c, blocks_of_group); };
+    const auto shares = [&] { return Shares(memory, in_per_group, out_per_group, d_stride * h_stride, entries, stages, x_c, blocks_of_group); };
     {
         const Shares own = shares();
         if (threadIdx.x < DIVISORS) {
@@ -137,6 +145,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
         }
         if (threadIdx.x == 64) {
             next_unit = 0;
+            most_exponent = 0, most_negative = 0;
             for (int i = 0; i < stages; i++) {
                 barrier_init(shared(barriers + 2 * i), PRODUCERS);
                 barrier_init(shared(barriers + 2 * i + 1), 32 * box_d * units_h * own.tiles);
@@ -148,6 +157,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
             first_h = height.first(0, Divisor(h_stride));
         }
         for (int i = threadIdx.x; i < entries; i += THREADS) own.entry_list[i] = make_int4(0, -1, -1, 0);
+        if (SCALED)
+            for (int i = threadIdx.x; i < 16 * own.tiles * d_stride * h_stride; i += THREADS) own.row_most[i] = 0;
         __syncthreads();
     }
 
@@ -213,18 +224,36 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
             const int ready = done - by.stages.divide(done) * stages;
             unsigned *const inputs = own.ring + ready * own.stage_words;
             Largest most{};
+            float scale = 1.0f;
+#if SCALED
+            // The largest of all first.
+#pragma unroll 4
+            for (int i = thread; i < all; i += PRODUCERS) {
+                alignas(16) Element v[OF_VECTOR];
+                *(uint4 *)v = *(const uint4 *)vector_at(inputs, i, by.channel.divide(i));
+                most.see(v);
+            }
+            const unsigned most_of_warp = __reduce_max_sync(0xffffffffu, __float_as_uint(most.most));
+            if (lane == 0) (&most_input[ready].x)[thread / 32] = most_of_warp;
+            meet_producers();
+            scale = power(exponent_of_any(largest_of(most_input[ready])));
+#endif
+            bool bad = most.undefined();
             // Each thread what it has asked for.
 #pragma unroll 4
             for (int i = thread; i < all; i += PRODUCERS) {
                 uint4 *const at = (uint4 *)vector_at(inputs, i, by.channel.divide(i));
-                alignas(16) Element v[E];
+                alignas(16) Element v[OF_VECTOR];
                 *(uint4 *)v = *at;
+#if SCALED
+                bad |= is_coarse_beside(fmaxf(fmaxf(fabsf(v[0]), fabsf(v[1])), fmaxf(fabsf(v[2]), fabsf(v[3]))), scale);
+#else
                 most.see(v);
-                uint4 low = make_uint4(0, 0, 0, 0);
-                *at = operands(v, low);
-                if (PARTS == 2) *(uint4 *)((unsigned *)at + own.words * x_c) = low;
+#endif
+                *at = operands(v, scale);
             }
-            const bool bad = __any_sync(0xffffffffu, most.undefined());
+            if (!SCALED) bad = most.undefined();
+            bad = __any_sync(0xffffffffu, bad);
             if (lane == 0) (&bad_input[ready].x)[thread / 32] = bad;
             barrier_arrive(shared(barriers + 2 * ready));
             done++;
@@ -284,9 +313,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
 
         const Element *const of_group = w + (long long)own.group * in_per_group * out_per_group * taps;
         unsigned most_weight = 0;
+        // Of two fp16 rows are scaled once all of a row is there; then these are the numbers themselves.
+        [[maybe_unused]] int of_class = 0;
         // The group's weights, as a warp's lanes give them to the instruction: [step][tile][part][lane]. Of some at once, for
         // the way from memory.
         const int all = 4 * entries * own.tiles;
+#if SCALED
+        // The first of the two rows of what a lane gives to the instruction: `i` only grows, and so does its pair of residues.
+        const auto row_of = [&](int i) {
+            const int step = by.tiles.divide(i / 32), tile = i / 32 - step * own.tiles;
+            while (first_entry[of_class + 1] <= 8 * step) of_class++;
+            return own.row_most + (of_class * own.tiles + tile) * 16 + i % 32 / 4;
+        };
+#endif
 #pragma unroll 1
         for (int first = threadIdx.x; first < all; first += AT_ONCE * 32 * WARPS) {
             alignas(4) Element v[AT_ONCE][2][2][CHANNELS];
@@ -311,30 +350,58 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
 #pragma unroll
             for (int n = 0; n < AT_ONCE; n++) {
                 const int i = first + n * 32 * WARPS;
-                unsigned high[4], low[4] = {};
+                unsigned operand[4];
 #pragma unroll
                 for (int k = 0; k < 2; k++)
 #pragma unroll
                     for (int e = 0; e < 2; e++) {
 #pragma unroll
-                        for (int c = 0; c < CHANNELS; c++) {
-                            const unsigned most = magnitude(widen(v[n][k][e][c]));
-                            most_weight = max(most_weight, KIND == 0 ? most : within_parts(most));
-                        }
+                        for (int c = 0; c < CHANNELS; c++) most_weight = max(most_weight, magnitude(widen(v[n][k][e][c])));
 #if KIND == 0
-                        high[2 * k + e] = *(const unsigned *)v[n][k][e];
+                        operand[2 * k + e] = *(const unsigned *)v[n][k][e];
+#elif KIND == 1
+                        operand[2 * k + e] = round_tf32(v[n][k][e][0]);
 #else
-                        high[2 * k + e] = round_tf32(v[n][k][e][0]);
-                        low[2 * k + e] = round_tf32(v[n][k][e][0] - __uint_as_float(high[2 * k + e]));
+                        operand[2 * k + e] = __float_as_uint(v[n][k][e][0]);
 #endif
                     }
                 if (i >= all) break;
-                uint4 *const to = own.weights + i / 32 * PARTS * 32 + i % 32;
-                *to = make_uint4(high[0], high[1], high[2], high[3]);
-                if (PARTS == 2) to[32] = make_uint4(low[0], low[1], low[2], low[3]);
+                own.weights[i / 32 * PARTS * 32 + i % 32] = make_uint4(operand[0], operand[1], operand[2], operand[3]);
+#if SCALED
+                unsigned *const rows = row_of(i);
+#pragma unroll
+                for (int e = 0; e < 2; e++) atomicMax(rows + 8 * e, max(operand[e] & 0x7fffffffu, operand[2 + e] & 0x7fffffffu));
+#endif
             }
         }
-        bad_weight[threadIdx.x / 32] = any_of_consumers(most_weight >= 0x7f800000u);
+        bool bad = any_of_consumers(most_weight >= 0x7f800000u);
+#if SCALED
+        of_class = 0;
+#pragma unroll 1
+        for (int i = threadIdx.x; i < all; i += 32 * WARPS) {
+            uint4 *const at = own.weights + i / 32 * PARTS * 32 + i % 32;
+            alignas(16) float v[4];
+            alignas(16) unsigned high[4], low[4];
+            *(uint4 *)v = *at;
+            const unsigned *const rows = row_of(i);
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+                const int exponent = exponent_of_any(rows[8 * e]);
+                const float scale = power(exponent), most = fmaxf(fabsf(v[e]), fabsf(v[2 + e]));
+                bad |= most > 0.0f && most * scale < LEAST_WEIGHT;
+                if (rows[8 * e]) {
+                    atomicMax(&most_exponent, (unsigned)(ZERO + exponent));
+                    atomicMax(&most_negative, (unsigned)(ZERO - exponent));
+                }
+                high[e] = weight_parts(v[e] * scale, low[e]);
+                high[2 + e] = weight_parts(v[2 + e] * scale, low[2 + e]);
+            }
+            at[0] = *(const uint4 *)high;
+            at[32] = *(const uint4 *)low;
+        }
+        bad = any_of_consumers(bad);
+#endif
+        bad_weight[threadIdx.x / 32] = bad;
         __syncwarp();
     }
     // From here on of the lane's number only these are kept.
@@ -374,7 +441,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
             own.ring + slot * own.stage_words + (at_d * lines + unit_h * blocks_h * LINES) * PITCH + (MARGIN + position_of(g));
         barrier_wait(barrier, turn & 1);
         const int4 bad = bad_input[slot];
-        const bool defined = !(bad.x | bad.y | bad.z | bad.w | bad_weight[threadIdx.x / 32]);
+        bool defined = !(bad.x | bad.y | bad.z | bad.w | bad_weight[threadIdx.x / 32]);
+        int box_exponent = 0;
+#if SCALED
+        // Sums are scaled back by normal numbers.
+        box_exponent = exponent_of_any(largest_of(most_input[slot]));
+        defined &= box_exponent + ZERO - (int)most_negative >= -127 && box_exponent + (int)most_exponent - ZERO <= 126;
+#endif
         // Row block by row block.
 #pragma unroll 1
         for (int oh = first_line; oh < unit_end; oh += LINES * h_stride, to += LINES * h_stride * w_output, inputs += LINES * PITCH) {
@@ -403,16 +476,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
                             for (int n = 0; n < TILES; n++) {
                                 const int far = r / SEGMENTS * PITCH + r % SEGMENTS * LANES + 8 * n;
                                 const unsigned b0 = one[far], b1 = other[far];
-#if KIND == 3
-                                // No more loads ahead than there are registers for.
-                                if (n % 2 == 0) asm volatile("" ::: "memory");
-                                const unsigned l0 = one[far + own.words * x_c], l1 = other[far + own.words * x_c];
+#if SCALED
                                 float product[4] = {0.0f, 0.0f, 0.0f, 0.0f};
                                 multiply(product, a_low, b0, b1);
-                                multiply(product, a, l0, l1);
                                 multiply(product, a, b0, b1);
 #pragma unroll
-                                for (int e = 0; e < 4; e++) sum[r][n][e] = (is_first.value ? add : sum[r][n][e]) + product[e];
+                                for (int e = 0; e < 4; e++) sum[r][n][e] = is_first.value ? product[e] : sum[r][n][e] + product[e];
 #else
                                 if (is_first.value)
                                     multiply_onto(sum[r][n], add, a, b0, b1);
@@ -426,9 +495,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
                         step(First<true>{});
                     else
 #pragma unroll
-                        for (int k = 0; k < SUMS; k++) asm volatile("mov.f32 %0, %1;" : "=f"(v[k]) : "f"(add));
+                        for (int k = 0; k < SUMS; k++) asm volatile("mov.f32 %0, %1;" : "=f"(v[k]) : "f"(SCALED ? 0.0f : add));
 #pragma unroll 1
                     for (at += 8; at < end; at += 8) step(First<false>{});
+#if SCALED
+                    const unsigned *const rows = own.row_most + ((first_pair + residue) * own.tiles + tile) * 16 + g;
+                    const float back[2] = {power(-(box_exponent + exponent_of_any(rows[0]))), power(-(box_exponent + exponent_of_any(rows[8])))};
+#pragma unroll
+                    for (int k = 0; k < SUMS; k++) v[k] = fmaf(v[k], back[k % 4 / 2], add);
+#endif
                 } else {
 #pragma unroll
                     for (int k = 0; k < SUMS; k++) v[k] = add;

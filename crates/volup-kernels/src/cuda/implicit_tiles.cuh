@@ -4,6 +4,7 @@
 
 #include "activation.cuh"
 #include "divisor.cuh"
+#include "half_parts.cuh"
 #include "hopper.cuh"
 #include "mma.cuh"
 #include "operand.cuh"
@@ -25,6 +26,8 @@ constexpr int MOST_CLASSES = 64, MOST_WIDTH = 9, MOST_STAGES = 8;
 constexpr int UNDER_WAY = 2, AT_ONCE = KIND == 0 ? 2 : 4;
 /// Vectors of four positions of a line; channels of a word; elements of a sector of y, as the copy engine stores them.
 constexpr int VECTORS = PITCH / 4, CHANNELS = KIND == 0 ? 2 : 1, STORED = 32 / sizeof(Element);
+/// Elements of four words.
+constexpr int OF_VECTOR = 4 * CHANNELS;
 
 /// Where the warps that multiply wait for one another; and whether something is so for any of them.
 __device__ __forceinline__ void meet_consumers() { asm volatile("bar.sync 1, %0;" ::"n"(32 * WARPS) : "memory"); }
@@ -36,6 +39,9 @@ __device__ __forceinline__ bool any_of_consumers(bool is) {
                  : "memory");
     return any;
 }
+
+/// Where the warps that bring boxes wait for one another.
+__device__ __forceinline__ void meet_producers() { asm volatile("bar.sync 2, %0;" ::"n"(PRODUCERS) : "memory"); }
 
 /// Counts up a number in shared memory, and returns what it was. Of one lane: the compiler's own adds up what lanes ask for first.
 __device__ __forceinline__ int take_next(int *number) {
@@ -100,19 +106,22 @@ struct Shares {
     uint4 *weights;
     /// Of each channel its bias, and for a norm its factor and addend.
     float *of_channel;
+    /// Of two fp16, for each pair of residues the largest magnitude of each row of its weights.
+    unsigned *row_most;
     /// Where warps collect runs.
     Element *areas;
 
-    __device__ __forceinline__ Shares(char *memory, int in_per_group, int out_per_group, int entries, int stages, int x_c,
+    __device__ __forceinline__ Shares(char *memory, int in_per_group, int out_per_group, int classes, int entries, int stages, int x_c,
                                       int blocks_of_group) {
         group = blockIdx.x / hidden(blocks_of_group), first_item = blockIdx.x - group * blocks_of_group;
         tiles = (hidden(out_per_group) + 7) / 8, words = (hidden(in_per_group) + CHANNELS - 1) / CHANNELS;
-        stage_words = PARTS * words * x_c;
+        stage_words = words * x_c;
         entry_list = (int4 *)memory;
         ring = (unsigned *)(entry_list + hidden(entries));
         weights = (uint4 *)(ring + hidden(stages) * stage_words);
         of_channel = (float *)(weights + 4 * PARTS * tiles * entries);
-        areas = (Element *)(of_channel + 24 * tiles);
+        row_most = (unsigned *)(of_channel + 24 * tiles);
+        areas = (Element *)(row_most + (SCALED ? 16 * tiles * hidden(classes) : 0));
     }
 };
 
@@ -145,22 +154,32 @@ template <int COUNT> __device__ __forceinline__ void bend(float (&v)[COUNT], int
 constexpr int SUMS = LINES * SEGMENTS * TILES * 4;
 using Sums = float[LINES * SEGMENTS][TILES][4];
 
-/// Four elements of as many channels as share a word, as operands; of two parts the low one in `low`. The instructions cut off
-/// what tf32 does not hold: half of its last bit is added before.
-__device__ __forceinline__ uint4 operands(const Element (&v)[E], [[maybe_unused]] uint4 &low) {
+/// Four elements of as many channels as share a word, as operands. Of tf32 the instructions cut off what it does not hold: half of its
+/// last bit is added before. A float32 as two fp16 is one word, its low part in the upper half.
+__device__ __forceinline__ uint4 operands(const Element (&v)[OF_VECTOR], [[maybe_unused]] float scale) {
 #if KIND == 0
     const unsigned *const two = (const unsigned *)v;
     return make_uint4(__byte_perm(two[0], two[2], 0x5410), __byte_perm(two[0], two[2], 0x7632), __byte_perm(two[1], two[3], 0x5410),
                       __byte_perm(two[1], two[3], 0x7632));
+#elif KIND == 1
+    return make_uint4(__float_as_uint(v[0]) + 0x1000u, __float_as_uint(v[1]) + 0x1000u, __float_as_uint(v[2]) + 0x1000u,
+                      __float_as_uint(v[3]) + 0x1000u);
 #else
-    uint4 high = make_uint4(__float_as_uint(v[0]), __float_as_uint(v[1]), __float_as_uint(v[2]), __float_as_uint(v[3]));
-#if KIND == 1
-    return make_uint4(high.x + 0x1000u, high.y + 0x1000u, high.z + 0x1000u, high.w + 0x1000u);
-#else
-    part_tf32(high.x, low.x), part_tf32(high.y, low.y), part_tf32(high.z, low.z), part_tf32(high.w, low.w);
-    return high;
+    unsigned low[2];
+    const unsigned high[2] = {half_parts(v[0] * scale, v[1] * scale, LOW, low[0]), half_parts(v[2] * scale, v[3] * scale, LOW, low[1])};
+    return make_uint4(__byte_perm(high[0], low[0], 0x5410), __byte_perm(high[0], low[0], 0x7632), __byte_perm(high[1], low[1], 0x5410),
+                      __byte_perm(high[1], low[1], 0x7632));
 #endif
-#endif
+}
+
+/// A weight as what multiplies both parts of a word: its own high part, and its low one. Scaled to at most 2^15, it has 18 bits
+/// from 2^-7 on.
+constexpr float LEAST_WEIGHT = 0.0078125f;
+__device__ __forceinline__ unsigned weight_parts(float v, unsigned &low) {
+    unsigned both = half_parts(v, 0.0f, 1.0f, low);
+    const auto twice = [](unsigned part) { return part & 0xffffu | by_low(part << 16); };
+    low = twice(low);
+    return twice(both);
 }
 
 /// The largest magnitude so far.
@@ -168,23 +187,26 @@ struct Largest {
 #if KIND == 0
     unsigned most;
 
-    __device__ __forceinline__ void see(const Element (&v)[E]) { most = larger(most, v); }
-    /// Whether what was seen is left to the definition: infinities, NaN, what would round to infinity, or what the split is too
-    /// coarse for.
+    __device__ __forceinline__ void see(const Element (&v)[OF_VECTOR]) { most = larger(most, v); }
+    /// Whether what was seen is left to the definition: infinities, NaN, or what would round to infinity.
     __device__ __forceinline__ bool undefined() const { return ::undefined(most); }
 #else
     float most;
 
-    __device__ __forceinline__ void see(const Element (&v)[E]) {
-        float of_vector = 0.0f;
+    __device__ __forceinline__ void see(const Element (&v)[OF_VECTOR]) {
 #pragma unroll
-        for (int e = 0; e < E; e++) asm("max.NaN.f32 %0, %0, %1;" : "+f"(of_vector) : "f"(fabsf(v[e])));
-        of_vector = __uint_as_float(within_parts(__float_as_uint(of_vector)));
-        asm("max.NaN.f32 %0, %0, %1;" : "+f"(most) : "f"(of_vector));
+        for (int e = 0; e < OF_VECTOR; e++) asm("max.NaN.f32 %0, %0, %1;" : "+f"(most) : "f"(fabsf(v[e])));
     }
-    __device__ __forceinline__ bool undefined() const { return __float_as_uint(most) >= 0x7f7ff000u; }
+    __device__ __forceinline__ bool undefined() const { return __float_as_uint(most) >= (SCALED ? 0x7f800000u : 0x7f7ff000u); }
 #endif
 };
+
+/// Whether two fp16 have too few bits for four positions, the largest of which has this magnitude, beside what `scale` is for.
+__device__ __forceinline__ bool is_coarse_beside(float most, float scale) { return most > 0.0f && most * scale < 0.000003814697265625f; }
+
+/// The exponent that what has such a largest magnitude is scaled by.
+__device__ __forceinline__ int exponent_of_any(unsigned most) { return most ? exponent(most) : 0; }
+__device__ __forceinline__ unsigned largest_of(uint4 v) { return max(max(v.x, v.y), max(v.z, v.w)); }
 
 /// Of what a unit of work counts the mean of a channel's first lines, and of a lane the differences from it and their squares; where
 /// the statistic goes, and how many outputs it is of.

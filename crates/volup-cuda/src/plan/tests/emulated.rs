@@ -6,6 +6,7 @@
 
 mod both;
 mod dense;
+mod magnitudes;
 mod statistics;
 
 use super::LARGE;

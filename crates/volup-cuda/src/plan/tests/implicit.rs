@@ -85,7 +85,7 @@ impl Axis {
 
 /// How a launch is cut.
 struct Layout {
-    /// Channels of a word, and parts of a number.
+    /// Channels of a word, and parts of a weight.
     together: i64,
     parts: i64,
     /// Segments of a box, lines of each residue in a row block, warps that multiply.
@@ -114,7 +114,7 @@ impl Layout {
         let [joined, linked, blocks_of_group] = call.ints(["joined", "linked", "blocks_of_group"]);
         Layout {
             together: if kind == 0 { 2 } else { 1 },
-            parts: if kind == 3 { 2 } else { 1 },
+            parts: if kind == 2 { 2 } else { 1 },
             segments: call.size("SEGMENTS"),
             lines_of_block: call.size("LINES"),
             warps: 4 * call.size("WARPGROUPS"),
@@ -271,9 +271,10 @@ pub fn check(call: &Call<'_>) {
     assert!((2..=MOST_STAGES).contains(&stages) && (stages - 1) * units >= layout.warps - 1, "{what}");
 
     let shared = 16 * entries
-        + 4 * stages * layout.parts * layout.chunks() * x_c
+        + 4 * stages * layout.chunks() * x_c
         + 64 * layout.parts * layout.tiles() * entries
         + 96 * layout.tiles()
+        + if layout.parts == 2 { 64 * layout.tiles() * depth.stride * height.stride } else { 0 }
         + layout.warps * 8 * run_pitch * element;
     assert_eq!(call.shared, shared, "{what}");
     let own = ceil(call.variant.shared_bytes.into(), SECTOR) * SECTOR;
