@@ -82,6 +82,7 @@ mod tests {
             multiprocessors: 16,
             l2_bytes: 0,
             memory_bytes: 768 << 20,
+            memory_rate: 0,
             driver_version: 13000,
         };
         let description = description(&device);

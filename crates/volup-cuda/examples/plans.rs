@@ -8,7 +8,8 @@
 //! Names of the case table or of published shapes, `cases` for the whole table, or one case
 //! in the notation of the table; precisions `ieee`, `tf32`, `bf16`, `f16`, `f64`; layouts; how many plans of
 //! each, those that are expected to be fastest; if wanted, `training`, `backward` or `recompute` for the
-//! plan of that pass, and of which family.
+//! plan of that pass, and of which family. `MEMORY_RATE`, in the environment: bytes a second, for another Hopper
+//! (an H100: 3352000000000).
 
 use serde_json::{Value, json};
 use std::error::Error;
@@ -36,6 +37,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         multiprocessors: 132,
         l2_bytes: 50 << 20,
         memory_bytes: 140 << 30,
+        memory_rate: std::env::var("MEMORY_RATE").map_or(Ok(0), |rate| rate.parse())?,
         driver_version: 13000,
     };
     let variants = Manifest::embedded().for_device(&device)?;

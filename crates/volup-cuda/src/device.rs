@@ -38,11 +38,21 @@ pub struct DeviceInfo {
     pub l2_bytes: usize,
     /// The size of its memory.
     pub memory_bytes: usize,
+    /// Bytes a second that its memory moves at most, by its clock and width; 0 where the driver does not say.
+    pub memory_rate: u64,
     /// The newest CUDA version that the driver knows, as `1000 * major + 10 * minor`.
     pub driver_version: i32,
 }
 
+/// Bytes a second of an H200's memory, by its clock and width.
+const H200: f64 = 4.917e12;
+
 impl DeviceInfo {
+    /// What a rate of the memory that was measured on an H200 is here.
+    pub(crate) fn memory(&self, of_h200: f64) -> f64 {
+        if self.memory_rate == 0 { of_h200 } else { of_h200 * self.memory_rate as f64 / H200 }
+    }
+
     /// The newest CUDA version that the driver knows, and the driver branch that it came with where
     /// that is known: `13.0 (r580)`.
     pub fn driver(&self) -> String {
@@ -99,6 +109,7 @@ pub(crate) fn made_up(major: u32, minor: u32) -> DeviceInfo {
         multiprocessors: 132,
         l2_bytes: 60 << 20,
         memory_bytes: 141 << 30,
+        memory_rate: 0,
         driver_version: 13000,
     }
 }

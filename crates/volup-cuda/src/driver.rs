@@ -121,6 +121,10 @@ fn info(device: sys::CUdevice, driver_version: i32) -> Result<DeviceInfo> {
     // SAFETY: `device` is a device of the started driver, `memory_bytes` where it puts a number.
     unsafe { call!(cuDeviceTotalMem_v2(&mut memory_bytes, device)) }?;
     let name = name.map(|byte| byte as u8);
+    // In kHz, two bits of a wire each; in bits.
+    let [clock, width] =
+        [A::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE, A::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH]
+            .map(|what| attribute(what).map_or(0, u64::from));
     Ok(DeviceInfo {
         name: CStr::from_bytes_until_nul(&name).unwrap_or_default().to_string_lossy().into_owned(),
         arch: Arch {
@@ -130,6 +134,7 @@ fn info(device: sys::CUdevice, driver_version: i32) -> Result<DeviceInfo> {
         multiprocessors: attribute(A::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as usize,
         l2_bytes: attribute(A::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)? as usize,
         memory_bytes,
+        memory_rate: 2 * 1000 * clock / 8 * width,
         driver_version,
     })
 }

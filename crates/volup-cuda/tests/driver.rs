@@ -59,7 +59,13 @@ fn a_device_is_opened_once() {
     assert!(Arc::ptr_eq(&device, &Device::open(0).unwrap()));
     let info = device.info();
     println!("{info}");
-    assert!(info.multiprocessors > 0 && info.l2_bytes > 0 && info.memory_bytes > 0 && !info.name.is_empty());
+    assert!(
+        info.multiprocessors > 0
+            && info.l2_bytes > 0
+            && info.memory_bytes > 0
+            && info.memory_rate > 0
+            && !info.name.is_empty()
+    );
     assert_eq!(&volup_cuda::devices().unwrap()[0], info);
 }
 

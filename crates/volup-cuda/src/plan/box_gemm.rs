@@ -451,7 +451,8 @@ impl<'a> BoxGemm<'a> {
         let bytes = |shape: [usize; 5]| {
             shape.iter().map(|&size| size as f64).product::<f64>() * request.dtype.size() as f64
         };
-        let moved = (bytes(geometry.input_shape()) + partly * bytes(geometry.output_shape())) / MEMORY;
+        let moved = (bytes(geometry.input_shape()) + partly * bytes(geometry.output_shape()))
+            / context.device.memory(MEMORY);
         let seconds = compute.max(moved) + SEEN * compute.min(moved) + 2.0 * LAUNCH;
         Some(BoxGemm {
             operand,

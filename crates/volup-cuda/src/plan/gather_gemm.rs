@@ -289,9 +289,9 @@ impl<'a> GatherGemm<'a> {
             of_phases.iter().sum::<f64>() / phases as f64 * (tiles as f64 / device as f64 + LAST_ROUND)
         };
         let traffic = (units * unit as f64 + (stages * stage) as f64) * (row_tiles * all) as f64 / CACHE;
-        let output = (batch * sample * request.dtype.size()) as f64 / MEMORY;
+        let output = (batch * sample * request.dtype.size()) as f64 / context.device.memory(MEMORY);
         let busy = (busy / CLOCK).max(traffic);
-        let pack = (input + packed) as f64 / MEMORY;
+        let pack = (input + packed) as f64 / context.device.memory(MEMORY);
         // Residues along width that are written apart: the cache brings sectors together.
         let apart = ncdhw && axes[2].axis.stride > outputs;
         let (output, seen) = if apart { (2.0 * output, 0.6) } else { (output, 0.2) };

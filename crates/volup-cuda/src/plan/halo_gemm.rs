@@ -451,9 +451,11 @@ impl<'a> Halo<'a> {
             * if resident { side_by_side } else { (row_tiles * all) as f64 };
         let repeated = parts_of_batch as f64;
         let busy = compute.max((copied + weights) / CACHE) * repeated;
-        let output = (geometry.batch() * sample * context.request.dtype.size()) as f64 / MEMORY;
+        let output =
+            (geometry.batch() * sample * context.request.dtype.size()) as f64 / context.device.memory(MEMORY);
         let passed = (geometry.batch() * input_bytes) as f64 + repeated * 2.0 * (a_rows * row_bytes) as f64;
-        let passed = if packed { 0.0 } else { passed / MEMORY }.max(items as f64 / PIECES);
+        let passed =
+            if packed { 0.0 } else { passed / context.device.memory(MEMORY) }.max(items as f64 / PIECES);
         // A block computes nothing while it stores; two of them hardly make up for it.
         // Residues along width that are no small power of two are stored apart.
         let together = context.request.output_format == MemoryFormat::ChannelsLast3d

@@ -219,8 +219,8 @@ impl<'a> Sweep<'a> {
         let plane = (clocks / CLOCK).max(copied * context.device.multiprocessors as f64 / CACHE);
         let again = 1.0 + COLUMNS * (blocks - 1) as f64;
         let busy = most as f64 * again * (plane + TILE + ELEMENT * (bm * n) as f64);
-        let output = (output * context.request.dtype.size()) as f64 / MEMORY;
-        let passed = (input_bytes as f64 + 2.0 * (a_rows * row_bytes) as f64) / MEMORY;
+        let output = (output * context.request.dtype.size()) as f64 / context.device.memory(MEMORY);
+        let passed = (input_bytes as f64 + 2.0 * (a_rows * row_bytes) as f64) / context.device.memory(MEMORY);
         let passed = passed.max(items as f64 / PIECES);
         let launches = (3 + usize::from(operand.has_scale())) as f64 * LAUNCH;
         let fill = if has_gaps(&lattices) { output + LAUNCH } else { 0.0 };

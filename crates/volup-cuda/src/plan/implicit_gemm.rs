@@ -297,7 +297,8 @@ impl<'a> ImplicitGemm<'a> {
         let brought = turns * ((vectors / each(PRODUCERS)).ceil() * VECTOR * of_word * scattered + BOX);
         let stored = if joined { run * runs * units_h } else { run };
         let apart = APART * (1.0 - 1.0 / each(blocks_h));
-        let memory = MEMORY / (1.0 + RUN[usize::from(!joined)] / (stored * element) as f64 + apart);
+        let memory = context.device.memory(MEMORY)
+            / (1.0 + RUN[usize::from(!joined)] / (stored * element) as f64 + apart);
         // Blocks that have a box less than others wait for these at the end.
         let uneven = 1.0 + UNEVEN * (turns * each(blocks_of_group) / (each(items) * rounds as f64) - 1.0);
         // The last boxes along height are not whole; they are always the same blocks' if there are as many of these as of those, or a
@@ -319,7 +320,7 @@ impl<'a> ImplicitGemm<'a> {
             START + weights + ends + (most + SEEN * (parts.iter().sum::<f64>() - most)) * waits
         };
         let (written, counted) = (outputs * WRITTEN, outputs * COUNTED);
-        let merged = norm::MERGE + 24.0 * each(partials) / MEMORY;
+        let merged = norm::MERGE + 24.0 * each(partials) / context.device.memory(MEMORY);
         let activated = of(epilogue(&request.block)[0]);
         let seconds = match way {
             Way::Plain => pass(unit + activated + written, x + y),

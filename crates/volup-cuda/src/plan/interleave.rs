@@ -118,7 +118,7 @@ impl<'a> Tiling<'a> {
         };
         let (input, output) = (bytes(geometry.input_shape()), bytes(geometry.output_shape()));
         let again = if keep { parts } else { items } as f64 - 1.0;
-        let moved = (input + output) / bandwidth + again * input / CACHED;
+        let moved = (input + output) / context.device.memory(bandwidth) + again * input / CACHED;
         // Two blocks at a time, each turn after turn.
         let turns = grid.div_ceil(2 * processors) * per * chunks;
         let turn = TURN[usize::from(context.request.output_format == MemoryFormat::ChannelsLast3d)];
@@ -178,7 +178,7 @@ impl<'a> Interleave<'a> {
             Operand::Half | Operand::Tf32 | Operand::Scaled => (1.0, 0),
             Operand::Split | Operand::Parts => (5.0, geometry.input_shape().iter().product::<usize>() * 4),
         };
-        let seconds = tiling.seconds + launches * LAUNCH + read as f64 / 3e12;
+        let seconds = tiling.seconds + launches * LAUNCH + read as f64 / context.device.memory(3e12);
         Some(Interleave { operand, tiling, seconds })
     }
 

@@ -197,7 +197,8 @@ impl<'a> Linear<'a> {
             / context.device.multiprocessors as f64;
         let moved = output + (geometry.batch() * (input * context.request.dtype.size() + 2 * packed)) as f64;
         let launches = (parts * if operand == Operand::Split { 3 } else { 2 } + 4) as f64 * LAUNCH;
-        let seconds = compute.max(output / BANDWIDTH) + fixed / 2.0 + (moved - output) / BANDWIDTH + launches;
+        let bandwidth = context.device.memory(BANDWIDTH);
+        let seconds = compute.max(output / bandwidth) + fixed / 2.0 + (moved - output) / bandwidth + launches;
         Some(Linear {
             operand,
             kernel,

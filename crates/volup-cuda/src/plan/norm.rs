@@ -24,19 +24,21 @@ const ACTIVATED: [f64; 2] = [1.45e12, 1e12];
 
 /// The time that [`steps`] is expected to take, in seconds.
 pub(super) fn seconds(context: Context<'_>) -> f64 {
-    bytes(context) / READ + scaling(context) + LAUNCHES
+    bytes(context) / context.device.memory(READ) + scaling(context) + LAUNCHES
 }
 
 /// The time that a block's statistics of the output of its convolution are expected to take where it is read for them.
 pub(super) fn counting(context: Context<'_>, block: &BlockSpec) -> f64 {
     let curved = activation_code(block.activation()).0 > 2;
     let outputs = bytes(context) / context.request.dtype.size() as f64;
-    (bytes(context) / READ).max(outputs / ACTIVATED[usize::from(curved)]) + LAUNCHES / 2.0 + MERGE
+    (bytes(context) / context.device.memory(READ)).max(outputs / ACTIVATED[usize::from(curved)])
+        + LAUNCHES / 2.0
+        + MERGE
 }
 
 /// The time that the output is expected to take to be scaled.
 pub(super) fn scaling(context: Context<'_>) -> f64 {
-    2.0 * bytes(context) / SCALE
+    2.0 * bytes(context) / context.device.memory(SCALE)
 }
 
 /// Bytes of the output.

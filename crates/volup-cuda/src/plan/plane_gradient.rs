@@ -125,7 +125,7 @@ impl<'a> PlaneGradient<'a> {
         let bytes = batch
             * (tensors * sample_bytes(context, geometry.output_shape())
                 + 2 * sample_bytes(context, geometry.input_shape()));
-        let seconds = START + compute.max(bytes as f64 / MEMORY);
+        let seconds = START + compute.max(bytes as f64 / context.device.memory(MEMORY));
         Some(PlaneGradient { kernel, lines, planes, items, blocks, shared, seconds })
     }
 

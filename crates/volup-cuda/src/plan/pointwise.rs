@@ -135,7 +135,7 @@ impl<'a> Pointwise<'a> {
         let element = bytes as f64;
         let which = usize::from(strided);
         let again = AGAIN[which] * x * (row_blocks / at_once - 1) as f64;
-        let moved = element * ((x + y) / MEMORY + again / CACHE);
+        let moved = element * ((x + y) / context.device.memory(MEMORY) + again / CACHE);
         let copies = (voxels / size(kernel, "UNIT")) as f64;
         // 16 bits are brought into float32, and back.
         let widened = if bytes == 2 { voxels as f64 } else { 0.0 };

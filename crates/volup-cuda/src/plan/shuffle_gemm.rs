@@ -232,8 +232,8 @@ impl<'a> ShuffleGemm<'a> {
         let weights = weights as f64;
         let cached = (x * row_blocks as f64 + blocks as f64 * weights + y) / CACHE;
         let again = AGAIN * x * (row_blocks - 1) as f64 / CACHE;
-        let moved = ((x + y + w) / MEMORY).max(cached) + again;
-        let moved_unwritten = ((x + w) / MEMORY).max(cached - y / CACHE) + again;
+        let moved = ((x + y + w) / context.device.memory(MEMORY)).max(cached) + again;
+        let moved_unwritten = ((x + w) / context.device.memory(MEMORY)).max(cached - y / CACHE) + again;
         // Blocks one after the other where there are more than fit, each item after item.
         let side_by_side = blocks.div_ceil(processors).min(ctas) as f64;
         let warps = side_by_side * warps as f64;

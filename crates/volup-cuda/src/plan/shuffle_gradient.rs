@@ -133,7 +133,9 @@ impl<'a> ShuffleGradient<'a> {
                 + 2 * sample_bytes(context, geometry.input_shape()));
         let compute = of_kind(kind, &COMPUTE) + if request.block.is_bare() { 0.0 } else { EPILOGUE };
         let share = blocks as f64 / context.device.multiprocessors as f64;
-        let seconds = START + (items.div_ceil(blocks) as f64 * compute).max(bytes as f64 / (MEMORY * share));
+        let seconds = START
+            + (items.div_ceil(blocks) as f64 * compute)
+                .max(bytes as f64 / (context.device.memory(MEMORY) * share));
         let shares = if kind == 3 { blocks } else { blocks * (256 / size(kernel, "ROWS")) };
         Some(ShuffleGradient { kernel, tiles, items, blocks, shares, shared, seconds, wide: None })
     }

@@ -122,7 +122,7 @@ impl<'a> ShuffleRing<'a> {
         let (x, y) = (count(geometry.input_shape()), count(geometry.output_shape()));
         let w = 4.0 * (conv.in_channels() * rows) as f64;
         let read = x * row_blocks as f64 + w * if kept { groups } else { items } as f64;
-        let moved = ((x + y + w) / MEMORY).max((read + y) / CACHE);
+        let moved = ((x + y + w) / context.device.memory(MEMORY)).max((read + y) / CACHE);
         let squares = (tile_rows * positions) as f64 / 4096.0;
         let stage = if operand == Operand::Tf32 { STAGE } else { STAGE_OF_PARTS };
         let [stage, write] = [stage, WRITE].map(|[all, square]| all + square * squares);

@@ -181,7 +181,7 @@ impl<'a> ShuffleWgmma<'a> {
         let again = x * (row_blocks - 1) as f64 / AGAIN;
         let expected = |y: f64, tile: f64| {
             let compute = turns as f64 * (chunks as f64 * STAGE[kind] + TILE[kind] * tile) / CLOCK;
-            let moved = ((x + y) / MEMORY).max((read + y) / CACHE) + again;
+            let moved = ((x + y) / context.device.memory(MEMORY)).max((read + y) / CACHE) + again;
             START + SETUP + BROUGHT * weights + moved.max(compute) + SEEN * moved.min(compute)
         };
         plan.seconds = match way {

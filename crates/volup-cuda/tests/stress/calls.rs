@@ -318,6 +318,7 @@ fn every_function_of_every_family_is_launched() {
         multiprocessors: 132,
         l2_bytes: 60 << 20,
         memory_bytes: 141 << 30,
+        memory_rate: 0,
         driver_version: 13000,
     };
     let Ok(variants) = Manifest::embedded().for_device(&hopper) else {

@@ -109,9 +109,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
     __shared__ int4 bad_input[MOST_STAGES];
     // Of two fp16 the largest magnitude that each of those warps brought; of the exponents that weights are scaled by the most, and of
     // their negatives, both from ZERO up.
-    __shared__ uint4 most_input[SCALED ? MOST_STAGES : 1];
-    constexpr int ZERO = 200;
-    __shared__ unsigned most_exponent, most_negative;
+    [[maybe_unused]] __shared__ uint4 most_input[SCALED ? MOST_STAGES : 1];
+    [[maybe_unused]] constexpr int ZERO = 200;
+    [[maybe_unused]] __shared__ unsigned most_exponent, most_negative;
     __shared__ int next_unit;
     // For each warp that multiplies whether a weight is.
     __shared__ int bad_weight[WARPS];
@@ -442,10 +442,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
         barrier_wait(barrier, turn & 1);
         const int4 bad = bad_input[slot];
         bool defined = !(bad.x | bad.y | bad.z | bad.w | bad_weight[threadIdx.x / 32]);
-        int box_exponent = 0;
 #if SCALED
         // Sums are scaled back by normal numbers.
-        box_exponent = exponent_of_any(largest_of(most_input[slot]));
+        const int box_exponent = exponent_of_any(largest_of(most_input[slot]));
         defined &= box_exponent + ZERO - (int)most_negative >= -127 && box_exponent + (int)most_exponent - ZERO <= 126;
 #endif
         // Row block by row block.

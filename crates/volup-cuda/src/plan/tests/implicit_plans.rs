@@ -249,6 +249,22 @@ fn ways(request: &Request) -> Vec<&'static str> {
     plans.iter().map(way).collect::<BTreeSet<_>>().into_iter().collect()
 }
 
+/// What a call takes that is bound by the memory follows its rate; where the driver does not say, it is an H200's.
+#[test]
+fn slower_memory_takes_longer() {
+    let request = request("n 16, 32x64x64, 3>16, k 3, s 2, p 1");
+    let hopper = with_multiprocessors(132);
+    let variants = kernels(&hopper, None);
+    let variants = variants.iter().collect::<Vec<_>>();
+    let seconds = |memory_rate| {
+        let device = DeviceInfo { memory_rate, ..hopper.clone() };
+        Plan::new(&request, &device, &variants).unwrap().seconds()
+    };
+    let [unknown, h200, h100] = [0, 4_917_000_000_000, 3_352_000_000_000].map(seconds);
+    assert_eq!(unknown, h200);
+    assert!((1.2..1.5).contains(&(h100 / h200)), "{h200} and {h100}");
+}
+
 #[test]
 fn outputs_are_counted_or_computed_twice_where_a_norm_follows_and_nothing_long() {
     let of = |ending: &str| ways(&request(&format!("n 2, 8x8x8, 3>16, k 3, s 2, p 1{ending}")));

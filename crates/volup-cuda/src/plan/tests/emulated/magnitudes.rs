@@ -52,7 +52,8 @@ fn implicit_gemm_of_all_magnitudes() {
                 let [mut x, mut w] = [&input, &parameters.weight].map(Tensor::to_f64);
                 change([&mut x, &mut w]);
                 let as_f32 = |like: &Tensor, values: Vec<f64>| {
-                    let new = Tensor::new(like.shape(), values).and_then(|new| new.cast(DType::F32, like.format()));
+                    let new =
+                        Tensor::new(like.shape(), values).and_then(|new| new.cast(DType::F32, like.format()));
                     new.expect("a tensor")
                 };
                 let input = as_f32(&input, x);
