@@ -456,6 +456,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
                 Sums sum;
                 float(&v)[SUMS] = *(float(*)[SUMS])sum;
                 const float add = own.of_channel[o];
+                // What scales sums back, and is added then.
+                [[maybe_unused]] float back[2] = {1.0f, 1.0f}, then = 0.0f;
                 // Lines of this residue that there are.
                 int left = 0;
 #pragma unroll
@@ -464,7 +466,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
                     const int end = first_entry[first_pair + residue + 1];
                     int at = first_entry[first_pair + residue];
                     // A step, and for the first of them what it adds to.
-                    const auto step = [&](auto is_first) {
+                    const auto step = [&](auto which) {
                         const unsigned *const one = inputs + own.entry_list[at + t].x, *const other = inputs + own.entry_list[at + 4 + t].x;
                         const uint4 *const of_step = own.weights + ((unsigned)at / 8 * own.tiles + tile) * PARTS * 32 + 4 * g + t;
                         const uint4 a = of_step[0];
@@ -475,33 +477,37 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
                             for (int n = 0; n < TILES; n++) {
                                 const int far = r / SEGMENTS * PITCH + r % SEGMENTS * LANES + 8 * n;
                                 const unsigned b0 = one[far], b1 = other[far];
-#if SCALED
-                                float product[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-                                multiply(product, a_low, b0, b1);
-                                multiply(product, a, b0, b1);
+                                if (PARTS == 2 && which.value == LATER) {
+                                    float product[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+                                    multiply(product, a_low, b0, b1);
+                                    multiply(product, a, b0, b1);
 #pragma unroll
-                                for (int e = 0; e < 4; e++) sum[r][n][e] = is_first.value ? product[e] : sum[r][n][e] + product[e];
-#else
-                                if (is_first.value)
-                                    multiply_onto(sum[r][n], add, a, b0, b1);
+                                    for (int e = 0; e < 4; e++) sum[r][n][e] += product[e];
+                                    continue;
+                                }
+                                if (which.value == FIRST)
+                                    multiply_onto(sum[r][n], PARTS == 2 ? 0.0f : add, PARTS == 2 ? a_low : a, b0, b1);
                                 else
-                                    multiply(sum[r][n], a, b0, b1);
-#endif
+                                    multiply(sum[r][n], PARTS == 2 ? a_low : a, b0, b1);
+                                if (PARTS == 2) multiply(sum[r][n], a, b0, b1);
                             }
                     };
                     // Without taps: by instructions that the compiler does not execute in any case, to overwrite what they did.
                     if (at < end)
-                        step(First<true>{});
+                        step(Step<FIRST>{});
                     else
 #pragma unroll
                         for (int k = 0; k < SUMS; k++) asm volatile("mov.f32 %0, %1;" : "=f"(v[k]) : "f"(SCALED ? 0.0f : add));
+                    at += 8;
+                    [[maybe_unused]] const int some = min(end, at + 8 * (TOGETHER - 1));
 #pragma unroll 1
-                    for (at += 8; at < end; at += 8) step(First<false>{});
+                    for (; at < (PARTS == 2 ? some : end); at += 8) step(Step<NEXT>{});
 #if SCALED
+#pragma unroll 1
+                    for (; at < end; at += 8) step(Step<LATER>{});
                     const unsigned *const rows = own.row_most + ((first_pair + residue) * own.tiles + tile) * 16 + g;
-                    const float back[2] = {power(-(box_exponent + exponent_of_any(rows[0]))), power(-(box_exponent + exponent_of_any(rows[8])))};
-#pragma unroll
-                    for (int k = 0; k < SUMS; k++) v[k] = fmaf(v[k], back[k % 4 / 2], add);
+                    back[0] = power(-(box_exponent + exponent_of_any(rows[0]))), back[1] = power(-(box_exponent + exponent_of_any(rows[8])));
+                    then = add;
 #endif
                 } else {
 #pragma unroll
@@ -530,6 +536,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
                         for (int i = 0; i < SUMS; i++) v[i] = i == k ? of_definition : v[i];
                     }
                 }
+#if SCALED
+                // Of both: else all sums are moved to where the others are.
+#pragma unroll
+                for (int k = 0; k < SUMS; k++) v[k] = fmaf(v[k], back[k % 4 / 2], then);
+#endif
                 // Adds the sums, through an activation, to the statistics.
                 const auto count_sums = [&](int code, double slope) {
                     if (BOTH) as_stored(v);

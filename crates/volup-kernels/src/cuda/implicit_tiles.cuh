@@ -50,9 +50,12 @@ __device__ __forceinline__ int take_next(int *number) {
     return taken;
 }
 
-/// Whether a step of K is the first.
-template <bool IS> struct First {
-    static constexpr bool value = IS;
+/// Which step of K: of two parts the products of the first TOGETHER are summed by the matrix instructions, which cut off, those of each
+/// later one are added to these.
+enum { FIRST, NEXT, LATER };
+constexpr int TOGETHER = 2;
+template <int WHICH> struct Step {
+    static constexpr int value = WHICH;
 };
 
 /// One axis of the convolution.
