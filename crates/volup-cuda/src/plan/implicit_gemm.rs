@@ -52,7 +52,7 @@ const BOX: f64 = 0.91e-6;
 /// residue of it, and a run, beside its steps and outputs; for 32 outputs, written, counted or normalized, or counted as 16 bits hold
 /// them.
 const STEP: f64 = 11.0;
-const TILE: [f64; 3] = [5.6, 5.5, 9.5];
+const TILE: [f64; 3] = [5.6, 5.5, 8.0];
 const UNIT: f64 = 284.0;
 const BLOCK: f64 = 56.0;
 const RESIDUE: f64 = 32.0;
