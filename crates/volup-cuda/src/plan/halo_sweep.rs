@@ -332,7 +332,7 @@ impl<'a> Sweep<'a> {
             input.pack(context, 0, input_at, control, true, steps)?;
         }
         if has_gaps(&self.lattices) {
-            fill(context, self.operand, steps)?;
+            fill(context, self.operand, &self.lattices, steps)?;
         }
 
         let at = |at| Argument::Pointer(Buffer::Workspace, at);

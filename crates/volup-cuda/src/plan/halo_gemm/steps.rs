@@ -9,7 +9,7 @@ use crate::plan::norm::Way;
 use crate::plan::norm_behind;
 use crate::plan::pack::{self, Operand};
 use crate::plan::panels::WeightPanels;
-use crate::plan::phases::strides_of_lattices;
+use crate::plan::phases::{Lattice, strides_of_lattices};
 use volup::{MemoryFormat, Result};
 
 /// Products of a row and a column that are summed before the split's go to registers.
@@ -50,7 +50,7 @@ impl Halo<'_> {
                 panels.pack(context, at(in_sample), input, control, start == 0, steps)?;
             }
             if start == 0 && has_gaps(&self.lattices) {
-                fill(context, self.operand, steps)?;
+                fill(context, self.operand, &self.lattices, steps)?;
             }
             let operands = [input, weight, control, scale];
             let operands = operands.map(|at| Argument::Pointer(Buffer::Workspace, at));
@@ -194,8 +194,13 @@ impl Halo<'_> {
     }
 }
 
-/// What outputs are that no tap reaches, everywhere.
-pub(in crate::plan) fn fill(context: Context<'_>, operand: Operand, steps: &mut Vec<Step>) -> Result<()> {
+/// What outputs are that no tap reaches: everywhere, or where those on lattices are whole vectors, of their channels, but for these.
+pub(in crate::plan) fn fill(
+    context: Context<'_>,
+    operand: Operand,
+    lattices: &[Lattice; 3],
+    steps: &mut Vec<Step>,
+) -> Result<()> {
     let request = context.request;
     let (conv, volume) = (request.geometry.conv(), request.geometry.output_voxels());
     let count: usize = request.geometry.output_shape().iter().product();
@@ -204,6 +209,11 @@ pub(in crate::plan) fn fill(context: Context<'_>, operand: Operand, steps: &mut 
     push(&mut arguments, [conv.out_channels(), inner])?;
     arguments.push(Argument::I64(count as i64));
     arguments.extend(bias_and_activation(request));
+    let whole = (conv.out_channels() * request.dtype.size()).is_multiple_of(16);
+    let leaves = inner == 1 && whole && count < 1 << 31;
+    let [.., d_out, h_out, w_out] = request.geometry.output_shape();
+    push(&mut arguments, [usize::from(leaves), d_out, h_out, w_out])?;
+    push(&mut arguments, lattices.iter().flat_map(|lattice| [lattice.first, lattice.step]))?;
     let params = [("KIND", operand.tensor_kind())];
     let variant = *context.kernel("fill_output", &operand.types(context), &params)?;
     let vectors = (count * request.dtype.size()).div_ceil(16);

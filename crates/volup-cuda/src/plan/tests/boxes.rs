@@ -483,7 +483,19 @@ pub fn fill_output(call: &Call<'_>, machine: &mut Machine) {
     let (y, bias) = (call.pointer("y"), call.pointer("bias"));
     assert!(call.grid[0] > 0 && call.grid[1..] == [1, 1] && call.variant.threads == 256);
     assert!(y.at.is_multiple_of(16) && [0, 1].contains(&call.int("has_bias")));
+    let [leaves, d_out, h_out, w_out] = call.ints(["leaves", "d_out", "h_out", "w_out"]);
+    let vectors = channels * y.width as i64 % 16 == 0;
+    assert!(leaves == 0 || leaves == 1 && inner == 1 && vectors && count < 1 << 31);
+    let is_on = |out: i64, axis: &str| {
+        let [first, step] = ["first", "step"].map(|name| call.int(&format!("{axis}_{name}")));
+        out >= first && (out - first) % step == 0
+    };
     for at in 0..count {
+        let voxel = at / channels;
+        let [d, h, w] = [voxel / w_out / h_out % d_out, voxel / w_out % h_out, voxel % w_out];
+        if leaves == 1 && is_on(d, "d") && is_on(h, "h") && is_on(w, "w") {
+            continue;
+        }
         let value = biased(call, machine, bias, at / inner % channels);
         machine.write(y, at, activate(call, value, ["activation", "slope"]));
     }
