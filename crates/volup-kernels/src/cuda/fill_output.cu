@@ -28,21 +28,32 @@ extern "C" __global__ void __launch_bounds__(256) fill_output(
         narrow(v, &e);
         return e;
     };
+    const Element alike = value(0);
+    if (leaves) {
+        // A warp takes a line of y after the other, a lane its vectors.
+        const int vectors = channels / VECTOR, line_vectors = w_out * vectors, lines = (int)(count / channels) / w_out;
+        const Divisor by_vectors(vectors), by_w(w_step);
+        for (int line = (blockIdx.x * 256 + threadIdx.x) / 32; line < lines; line += gridDim.x * 8) {
+            const int plane = line / h_out, h = line - plane * h_out - h_first, d = plane % d_out - d_first;
+            const bool has = h >= 0 && h % h_step == 0 && d >= 0 && d % d_step == 0;
+            uint4 *const to = (uint4 *)y + (long long)line * line_vectors;
+#pragma unroll 4
+            for (int i = threadIdx.x % 32; i < line_vectors; i += 32) {
+                const int w = by_vectors.divide(i), past = w - w_first;
+                if (has && past >= 0 && by_w.divide(past) * w_step == past) continue;
+                alignas(16) Element v[VECTOR];
+#pragma unroll
+                for (int k = 0; k < VECTOR; k++) v[k] = has_bias ? value((i - w * vectors) * VECTOR + k) : alike;
+                to[i] = *(const uint4 *)v;
+            }
+        }
+        await_previous();
+        return;
+    }
     const long long step = (long long)gridDim.x * 256 * VECTOR, start = ((long long)blockIdx.x * 256 + threadIdx.x) * VECTOR;
     // Of the first element of a thread's vector its channel and what lies before it in that channel; of a step likewise.
     int channel = (int)(start / inner % channels), before = (int)(start % inner);
     const int channels_on = (int)(step / inner % channels), on = (int)(step % inner);
-    const Element alike = value(0);
-    const Divisor by_channels(leaves ? channels : 1), by_width(leaves ? w_out : 1), by_height(leaves ? h_out : 1), by_depth(leaves ? d_out : 1);
-    const Divisor by_d(leaves ? d_step : 1), by_h(leaves ? h_step : 1), by_w(leaves ? w_step : 1);
-    const auto is_on = [](int out, int first, const Divisor &step) {
-        const int past = out - first;
-        return past >= 0 && step.divide(past) * step.by == past;
-    };
-    const auto is_left = [&](int at) {
-        const int voxel = by_channels.divide(at), line = by_width.divide(voxel), plane = by_height.divide(line), sample = by_depth.divide(plane);
-        return is_on(voxel - line * w_out, w_first, by_w) && is_on(line - plane * h_out, h_first, by_h) && is_on(plane - sample * d_out, d_first, by_d);
-    };
     for (long long at = start; at < count; at += step) {
         alignas(16) Element v[VECTOR];
         if (!has_bias) {
@@ -61,9 +72,7 @@ extern "C" __global__ void __launch_bounds__(256) fill_output(
                 }
             }
         }
-        if (leaves && is_left((int)at)) {
-            // All of the vector is the product's.
-        } else if (at + VECTOR <= count)
+        if (at + VECTOR <= count)
             *(uint4 *)(y + at) = *(const uint4 *)v;
         else
 #pragma unroll
