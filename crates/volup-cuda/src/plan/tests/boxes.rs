@@ -1,7 +1,7 @@
 //! What the kernels of `box_gemm` do, given their arguments, and `fill_output`.
 
 use super::box_layout::{Along, Layout, layout};
-use super::contracts::{activate, biased};
+use super::contracts::{activate, activation, biased, through};
 use super::machine::{Call, Machine};
 use super::operand::{is_out_of_range, split};
 
@@ -486,17 +486,16 @@ pub fn fill_output(call: &Call<'_>, machine: &mut Machine) {
     let [leaves, d_out, h_out, w_out] = call.ints(["leaves", "d_out", "h_out", "w_out"]);
     let vectors = channels * y.width as i64 % 16 == 0;
     assert!(leaves == 0 || leaves == 1 && inner == 1 && vectors && count < 1 << 31);
-    let is_on = |out: i64, axis: &str| {
-        let [first, step] = ["first", "step"].map(|name| call.int(&format!("{axis}_{name}")));
-        out >= first && (out - first) % step == 0
-    };
+    let lattices = ["d", "h", "w"].map(|axis| call.ints([&format!("{axis}_first"), &format!("{axis}_step")]));
+    let is_on = |(out, [first, step]): (i64, [i64; 2])| out >= first && (out - first) % step == 0;
+    let function = activation(call, ["activation", "slope"]);
+    let values: Vec<f64> =
+        (0..channels).map(|channel| through(function, biased(call, machine, bias, channel))).collect();
     for at in 0..count {
         let voxel = at / channels;
-        let [d, h, w] = [voxel / w_out / h_out % d_out, voxel / w_out % h_out, voxel % w_out];
-        if leaves == 1 && is_on(d, "d") && is_on(h, "h") && is_on(w, "w") {
-            continue;
+        let place = [voxel / w_out / h_out % d_out, voxel / w_out % h_out, voxel % w_out];
+        if leaves == 0 || !place.into_iter().zip(lattices).all(is_on) {
+            machine.write(y, at, values[(at / inner % channels) as usize]);
         }
-        let value = biased(call, machine, bias, at / inner % channels);
-        machine.write(y, at, activate(call, value, ["activation", "slope"]));
     }
 }

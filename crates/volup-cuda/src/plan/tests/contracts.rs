@@ -529,7 +529,12 @@ pub fn activation(call: &Call<'_>, [code, slope]: [&str; 2]) -> Option<Activatio
 
 /// A value through the activation whose code and slope have these names.
 pub fn activate(call: &Call<'_>, x: f64, names: [&str; 2]) -> f64 {
-    activation(call, names).map_or(x, |function| reference::activation(function, x))
+    through(activation(call, names), x)
+}
+
+/// A value through an activation that is known already: to ask for it takes as long as many products.
+pub fn through(function: Option<Activation>, x: f64) -> f64 {
+    function.map_or(x, |function| reference::activation(function, x))
 }
 
 /// Whether a guarded launch has work to do: an infinity or NaN, or too many values that are too small.

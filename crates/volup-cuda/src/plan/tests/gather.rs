@@ -1,6 +1,6 @@
 //! What `gather_gemm` does, given its arguments.
 
-use super::contracts::{activate, biased, defines};
+use super::contracts::{activation, biased, defines, through};
 use super::epilogue_statistics::{self, Output, Place, counts, rows_of_sample};
 use super::halo::{Packing, pack_along, packer_bytes, rows_of_tile, scaled_back};
 use super::machine::{Call, Machine};
@@ -228,6 +228,7 @@ fn tile(
     let there = taps.iter().all(|taps| taps.count > 0);
     let [depth, height, width] = &taps;
     let here = bm.min(rows - row0);
+    let positions: Vec<[i64; 4]> = (0..here).map(|row| position(call, row0 + row)).collect();
     let mut sum = vec![0.0; (here * bn) as usize];
     let length = bm + (height.count - 1) * height.back * sizes[2] + (width.count - 1) * width.back;
     assert!(!there || length <= stage_rows, "{length} of {stage_rows}");
@@ -246,9 +247,16 @@ fn tile(
                 }
                 let line = column_block * d_kernel + depth.first + ad * depth.step;
                 let line = (line * chunks + chunk) * h_kernel + th;
-                let unit = (line * w_kernel + tap) * PANELS * channels;
-                for row in 0..here {
-                    let [n, at @ ..] = position(call, row0 + row);
+                let unit = (line * w_kernel + tap) * PANELS * channels * e;
+                // Of each panel and element of it all channels.
+                let weights: Vec<f64> = (0..PANELS * e * channels)
+                    .map(|at| {
+                        let (piece, column) = (at / channels, at % channels);
+                        let (panel, k) = (piece / e, piece % e);
+                        machine.read(b, unit + (panel * channels + column) * e + k)
+                    })
+                    .collect();
+                for (row, &[n, ref at @ ..]) in (0..here).zip(&positions) {
                     let back = [ad * depth.back, ah * height.back, aw * width.back];
                     let voxel = [0, 1, 2].map(|axis| at[axis] + taps[axis].reached - back[axis]);
                     if (0..3).any(|axis| !(0..sizes[axis]).contains(&voxel[axis])) {
@@ -256,24 +264,24 @@ fn tile(
                     }
                     let voxel = ((n * sizes[0] + voxel[0]) * sizes[1] + voxel[1]) * sizes[2] + voxel[2];
                     assert!((from..from + length).contains(&voxel) && voxel < voxels, "{voxel} of {from}");
-                    for (panel, k) in (0..PANELS).flat_map(|panel| (0..e).map(move |k| (panel, k))) {
-                        let panels = column_block / blocks * chunks + chunk;
+                    let panels = column_block / blocks * chunks + chunk;
+                    for (piece, weights) in (0..).zip(weights.chunks(channels as usize)) {
+                        let (panel, k) = (piece / e, piece % e);
                         let x = machine.read(a, ((panels * PANELS + panel) * a_rows + voxel) * e + k);
                         if x == 0.0 {
                             continue;
                         }
-                        let sums = &mut sum[(row * bn + (rh * of_row + rr) * channels) as usize..]
-                            [..channels as usize];
-                        for (column, sum) in (0..).zip(sums) {
-                            *sum += x * machine.read(b, (unit + panel * channels + column) * e + k);
-                        }
+                        let sums = &mut sum[(row * bn + (rh * of_row + rr) * channels) as usize..];
+                        sums.iter_mut().zip(weights).for_each(|(sum, w)| *sum += x * w);
                     }
                 }
             }
         }
     }
+    let scales: Vec<f64> =
+        (0..channels).map(|at| scaled_back(call, machine, column_block * channels + at)).collect();
     for (at, sum) in (0..).zip(&mut sum) {
-        *sum *= scaled_back(call, machine, column_block * channels + at % bn % channels);
+        *sum *= scales[(at % bn % channels) as usize];
     }
     finish(call, machine, &sum, (row0, column_block, residues), written);
 }
@@ -292,9 +300,15 @@ fn finish(
     let strides = call.ints(["d_stride", "h_stride", "w_stride"]);
     let sizes = call.ints(["d_out", "h_out", "w_out"]);
     let [y_n, y_c, y @ ..] = call.ints(["y_n", "y_c", "y_d", "y_h", "y_w"]);
+    let (y_at, bias) = (call.pointer("y"), call.pointer("bias"));
+    let function = activation(call, ["activation", "slope"]);
+    let biases: Vec<f64> =
+        (0..channels).map(|co| biased(call, machine, bias, column_block / blocks * channels + co)).collect();
+    let positions: Vec<[i64; 4]> = (0..sum.len() as i64 / bn).map(|row| position(call, row0 + row)).collect();
+    let is_asked = norm_behind::is_asked(call);
     let mut outputs = Vec::new();
     for (at, &sum) in (0..).zip(sum) {
-        let [n, position @ ..] = position(call, row0 + at / bn);
+        let [n, position @ ..] = positions[(at / bn) as usize];
         let residue = at % bn / channels_of_tile;
         let co = column_block % blocks * channels_of_tile + at % bn % channels_of_tile;
         let mut output = [0, 1, 2].map(|axis| position[axis] * strides[axis] + residues[axis]);
@@ -303,14 +317,13 @@ fn finish(
         if co >= channels || (0..3).any(|axis| output[axis] >= sizes[axis]) {
             continue;
         }
+        let value = through(function, sum + biases[co as usize]);
         let co = column_block / blocks * channels + co;
-        let sum = sum + biased(call, machine, call.pointer("bias"), co);
         let to = n * y_n + co * y_c + (0..3).map(|axis| output[axis] * y[axis]).sum::<i64>();
-        let value = activate(call, sum, ["activation", "slope"]);
-        if norm_behind::is_asked(call) {
+        if is_asked {
             written.push(Written { sample: n, channel: co, to, value });
         } else {
-            machine.write(call.pointer("y"), to, value);
+            machine.write(y_at, to, value);
         }
         outputs.push(Output { row: row0 + at / bn, channel: co, value });
     }

@@ -1,7 +1,8 @@
 //! What the kernels of `halo_gemm` do, given their arguments.
 
 use super::contracts::{
-    COARSE, FINITE, LIFT, Taps, activate, biased, bits, column_is, defines, put_parts, raise, scale,
+    COARSE, FINITE, LIFT, Taps, activation, biased, bits, column_is, defines, put_parts, raise, scale,
+    through,
 };
 use super::epilogue_statistics::{self, Output, Place, counts, rows_of_sample};
 use super::gradient::stands;
@@ -576,8 +577,10 @@ fn multiply(call: &Call<'_>, machine: &mut Machine) {
             }
         }
         let [_, channels] = of_tap(call);
+        let scales: Vec<f64> =
+            (0..channels).map(|at| scaled_back(call, machine, column_block * channels + at)).collect();
         for (at, sum) in (0..).zip(&mut sum) {
-            *sum *= scaled_back(call, machine, column_block * channels + at % bn % channels);
+            *sum *= scales[(at % bn % channels) as usize];
         }
         if call.has("w_reach") {
             sum = folded(call, &sum, advance.min(rows - row0));
@@ -620,6 +623,10 @@ fn finish(
     let [y_n, y_c, y_d, y_h, y_w] = call.ints(["y_n", "y_c", "y_d", "y_h", "y_w"]);
     let (y, bias) = (call.pointer("y"), call.pointer("bias"));
     let bn = of_tap(call)[1] * call.variant.param("W_STRIDE").unwrap_or(1);
+    let function = activation(call, ["activation", "slope"]);
+    let biases: Vec<f64> =
+        (0..channels).map(|co| biased(call, machine, bias, co + column_block / blocks * channels)).collect();
+    let is_asked = norm_behind::is_asked(call);
     let mut counted = Vec::new();
     for (at, &sum) in sum.iter().enumerate() {
         let row = row0 + at as i64 / bn;
@@ -633,10 +640,11 @@ fn finish(
         let ow = jb * outputs + rr + w_shift;
         let inside = (0..d_out).contains(&od) && (0..h_out).contains(&oh) && (0..w_out).contains(&ow);
         if co < channels && rr < outputs && inside {
+            let value = sum + biases[co as usize];
+            let value = through(function, value);
             let co = co + column_block / blocks * channels;
-            let value = activate(call, sum + biased(call, machine, bias, co), ["activation", "slope"]);
             let to = n * y_n + co * y_c + od * y_d + oh * y_h + ow * y_w;
-            if norm_behind::is_asked(call) {
+            if is_asked {
                 written.push(Written { sample: n, channel: co, to, value });
             } else {
                 machine.write(y, to, value);

@@ -1,6 +1,6 @@
 //! What `halo_sweep` does, given its arguments.
 
-use super::contracts::{activate, biased};
+use super::contracts::{activation, biased, through};
 use super::halo::{
     MOST_STAGES, Packing, SHARED, elements, pack_along, packer_bytes, rows_of_tile, scaled_back,
 };
@@ -114,12 +114,14 @@ fn multiply(call: &Call<'_>, machine: &Machine, [block, piece, plane]: [i64; 3],
             let unit = ((block * chunks + chunk) * h_kernel + th) * w_kernel + tw;
             let from_a = (chunk * panels + panel) * a_rows + start - th * back_h + tw * w_step;
             let from_b = (unit * panels + panel) * taps * bn;
-            for (td, k) in (0..taps).flat_map(|td| (0..e).map(move |k| (td, k))) {
-                let weights: Vec<f64> =
-                    (0..bn).map(|n| machine.read(b, (from_b + td * bn + n) * e + k)).collect();
-                for (row, sums) in (0..here).zip(sums[td as usize].chunks_mut(bn as usize)) {
-                    let x = machine.read(a, (from_a + row) * e + k);
-                    if x != 0.0 {
+            for k in 0..e {
+                let inputs: Vec<f64> = (0..here).map(|row| machine.read(a, (from_a + row) * e + k)).collect();
+                for (td, sums) in (0..taps).zip(sums.iter_mut()) {
+                    let weights: Vec<f64> =
+                        (0..bn).map(|n| machine.read(b, (from_b + td * bn + n) * e + k)).collect();
+                    for (x, sums) in
+                        inputs.iter().zip(sums.chunks_mut(bn as usize)).filter(|(x, _)| **x != 0.0)
+                    {
                         sums.iter_mut().zip(&weights).for_each(|(sum, w)| *sum += x * w);
                     }
                 }
@@ -136,15 +138,20 @@ fn finish(call: &Call<'_>, machine: &mut Machine, sums: &[f64], [block, piece, p
         call.ints(["d_shift", "d_out", "h_shift", "h_out", "w_shift", "w_out"]);
     let [y_n, y_c, y_d, y_h, y_w] = call.ints(["y_n", "y_c", "y_d", "y_h", "y_w"]);
     let (y, bias) = (call.pointer("y"), call.pointer("bias"));
+    let (function, first_row) = (activation(call, ["activation", "slope"]), piece * rows_of_tile(call));
+    let of_columns: Vec<[f64; 2]> = (block * bn..((block + 1) * bn).min(channels))
+        .map(|co| [scaled_back(call, machine, co), biased(call, machine, bias, co)])
+        .collect();
     for (at, &sum) in sums.iter().enumerate() {
-        let row = piece * rows_of_tile(call) + at as i64 / bn;
+        let row = first_row + at as i64 / bn;
         let co = block * bn + at as i64 % bn;
         let (line, n) = (row / pw, row / pw / ph);
         let [od, oh, ow] = [plane + d_shift, line - n * ph + h_shift, row % pw + w_shift];
         let inside = (0..d_out).contains(&od) && (0..h_out).contains(&oh) && (0..w_out).contains(&ow);
         if co < channels && inside {
-            let value = sum * scaled_back(call, machine, co) + biased(call, machine, bias, co);
-            let value = activate(call, value, ["activation", "slope"]);
+            let [scale, add] = of_columns[at % bn as usize];
+            let value = sum * scale + add;
+            let value = through(function, value);
             machine.write(y, n * y_n + co * y_c + od * y_d + oh * y_h + ow * y_w, value);
         }
     }
