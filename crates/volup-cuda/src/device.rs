@@ -44,13 +44,10 @@ pub struct DeviceInfo {
     pub driver_version: i32,
 }
 
-/// Bytes a second of an H200's memory, by its clock and width.
-const H200: f64 = 4.917e12;
-
 impl DeviceInfo {
-    /// What a rate of the memory that was measured on an H200 is here.
+    /// Bytes a second that something moves which had such a rate on an H200: no more than the memory has here.
     pub(crate) fn memory(&self, of_h200: f64) -> f64 {
-        if self.memory_rate == 0 { of_h200 } else { of_h200 * self.memory_rate as f64 / H200 }
+        if self.memory_rate == 0 { of_h200 } else { of_h200.min(self.memory_rate as f64) }
     }
 
     /// The newest CUDA version that the driver knows, and the driver branch that it came with where

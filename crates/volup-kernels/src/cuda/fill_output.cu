@@ -1,4 +1,5 @@
-// Writes what an output is that no tap reaches, its channel's bias through the activation, everywhere.
+// Writes what an output is that no tap reaches, its channel's bias through the activation: everywhere, or where
+// the product does not write.
 //
 // Where stride and dilation have a common divisor, only outputs on a lattice have taps; the product then computes those
 // alone, over what this has written. It may be launched so that it starts while the packs still run: what comes after it

@@ -46,9 +46,9 @@
 //
 // `KIND` 0, f16 or bf16; 1, float32 rounded to tf32; 2, float32 as two fp16, which share a word: of each entry an instruction takes
 // both, and multiplies them by what a lane has of the weight. So two products are made, of the weight's high part and of its low one;
-// each step's are added to float32 registers, since the matrix instructions cut off their sums. Scales are powers of two: of a box one,
-// by its largest magnitude, which the warps that bring it look for before they round; of each row of weights one for each pair of
-// residues. Sums are scaled back at the end. Infinities and NaN, four neighbours of which the largest is below 2^-33 of its box's, weights
+// those of TOGETHER steps are summed by the matrix instructions, which cut off their sums, each later step's are added in float32. Scales
+// are powers of two: of a box one, by its largest magnitude, which the warps that bring it look for before they round; of each row of
+// weights one for each pair of residues. Sums are scaled back at the end. Infinities and NaN, four neighbours of which the largest is below 2^-33 of its box's, weights
 // far below their row's largest, and products of both largest that are no normal number are left to the definition: all of a box
 // where they are in its input or weights.
 //
