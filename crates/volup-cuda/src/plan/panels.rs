@@ -216,8 +216,8 @@ impl InputPanels {
     /// The seconds that it is expected to take beside products that take so long, where it takes so long by itself.
     pub(super) fn beside(&self, context: Context<'_>, products: f64, alone: f64) -> f64 {
         let request = context.request;
-        let bytes = request.geometry.input_shape().iter().product::<usize>() * request.dtype.size();
         let size = request.dtype.size();
+        let bytes = request.geometry.input_shape().iter().product::<usize>() * size;
         let rate = match request.input_format {
             MemoryFormat::Contiguous => PACKED[usize::from(self.unit * size >= 16)],
             MemoryFormat::ChannelsLast3d => PACKED_LAST[usize::from(size == 4)],

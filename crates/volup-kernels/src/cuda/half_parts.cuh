@@ -26,11 +26,12 @@ __device__ __forceinline__ unsigned by_low(unsigned pair) {
     return scaled;
 }
 
+/// What exponents and their negatives are both added to where the largest of each are looked for, as numbers from 0 up.
+constexpr int ZERO = 200;
+
 /// Whether bounds of a group's channels, of those that are not zero throughout, are more than 2^24 apart: of weights that are scaled by
 /// their inverses some would have too few bits beside the largest. A warp asks.
 __device__ __forceinline__ bool are_apart(const float *bounds, int channels) {
-    // Exponents and their negatives, both from 0 up.
-    constexpr int ZERO = 200;
     unsigned most = 0, least = 0;
     for (int c = threadIdx.x % 32; c < channels; c += 32) {
         if (bounds[c] == 0.0f) continue;

@@ -48,9 +48,9 @@
 // both, and multiplies them by what a lane has of the weight. So two products are made, of the weight's high part and of its low one;
 // those of TOGETHER steps are summed by the matrix instructions, which cut off their sums, each later step's are added in float32. Scales
 // are powers of two: of a box one, by its largest magnitude, which the warps that bring it look for before they round; of each row of
-// weights one for each pair of residues. Sums are scaled back at the end. Infinities and NaN, four neighbours of which the largest is below 2^-33 of its box's, weights
-// far below their row's largest, and products of both largest that are no normal number are left to the definition: all of a box
-// where they are in its input or weights.
+// weights one for each pair of residues. Sums are scaled back at the end. Infinities and NaN, four neighbours of which the largest is
+// below 2^-33 of its box's, weights far below their row's largest, and products of both largest that are no normal number are left to
+// the definition: all of a box where they are in its input or weights.
 //
 // # What it takes
 //
@@ -110,7 +110,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
     // Of two fp16 the largest magnitude that each of those warps brought; of the exponents that weights are scaled by the most, and of
     // their negatives, both from ZERO up.
     [[maybe_unused]] __shared__ uint4 most_input[SCALED ? MOST_STAGES : 1];
-    [[maybe_unused]] constexpr int ZERO = 200;
     [[maybe_unused]] __shared__ unsigned most_exponent, most_negative;
     __shared__ int next_unit;
     // For each warp that multiplies whether a weight is.
@@ -313,13 +312,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
 
         const Element *const of_group = w + (long long)own.group * in_per_group * out_per_group * taps;
         unsigned most_weight = 0;
-        // Of two fp16 rows are scaled once all of a row is there; then these are the numbers themselves.
-        [[maybe_unused]] int of_class = 0;
         // The group's weights, as a warp's lanes give them to the instruction: [step][tile][part][lane]. Of some at once, for
         // the way from memory.
         const int all = 4 * entries * own.tiles;
 #if SCALED
-        // The first of the two rows of what a lane gives to the instruction: `i` only grows, and so does its pair of residues.
+        // Rows are scaled once all of a row is there: until then these are the numbers themselves. The first of the two rows of what a
+        // lane gives to the instruction: `i` only grows, and so does its pair of residues.
+        int of_class = 0;
         const auto row_of = [&](int i) {
             const int step = by.tiles.divide(i / 32), tile = i / 32 - step * own.tiles;
             while (first_entry[of_class + 1] <= 8 * step) of_class++;
@@ -477,7 +476,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
                             for (int n = 0; n < TILES; n++) {
                                 const int far = r / SEGMENTS * PITCH + r % SEGMENTS * LANES + 8 * n;
                                 const unsigned b0 = one[far], b1 = other[far];
-                                if (PARTS == 2 && which.value == LATER) {
+                                if (SCALED && which.value == LATER) {
                                     float product[4] = {0.0f, 0.0f, 0.0f, 0.0f};
                                     multiply(product, a_low, b0, b1);
                                     multiply(product, a, b0, b1);
@@ -486,10 +485,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
                                     continue;
                                 }
                                 if (which.value == FIRST)
-                                    multiply_onto(sum[r][n], PARTS == 2 ? 0.0f : add, PARTS == 2 ? a_low : a, b0, b1);
+                                    multiply_onto(sum[r][n], SCALED ? 0.0f : add, SCALED ? a_low : a, b0, b1);
                                 else
-                                    multiply(sum[r][n], PARTS == 2 ? a_low : a, b0, b1);
-                                if (PARTS == 2) multiply(sum[r][n], a, b0, b1);
+                                    multiply(sum[r][n], SCALED ? a_low : a, b0, b1);
+                                if (SCALED) multiply(sum[r][n], a, b0, b1);
                             }
                     };
                     // Without taps: by instructions that the compiler does not execute in any case, to overwrite what they did.
@@ -499,9 +498,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
 #pragma unroll
                         for (int k = 0; k < SUMS; k++) asm volatile("mov.f32 %0, %1;" : "=f"(v[k]) : "f"(SCALED ? 0.0f : add));
                     at += 8;
-                    [[maybe_unused]] const int some = min(end, at + 8 * (TOGETHER - 1));
+                    const int together = SCALED ? min(end, at + 8 * (TOGETHER - 1)) : end;
 #pragma unroll 1
-                    for (; at < (PARTS == 2 ? some : end); at += 8) step(Step<NEXT>{});
+                    for (; at < together; at += 8) step(Step<NEXT>{});
 #if SCALED
 #pragma unroll 1
                     for (; at < end; at += 8) step(Step<LATER>{});

@@ -179,10 +179,10 @@ __device__ __forceinline__ uint4 operands(const Element (&v)[OF_VECTOR], [[maybe
 /// from 2^-7 on.
 constexpr float LEAST_WEIGHT = 0.0078125f;
 __device__ __forceinline__ unsigned weight_parts(float v, unsigned &low) {
-    unsigned both = half_parts(v, 0.0f, 1.0f, low);
+    const unsigned high = half_parts(v, 0.0f, 1.0f, low);
     const auto twice = [](unsigned part) { return part & 0xffffu | by_low(part << 16); };
     low = twice(low);
-    return twice(both);
+    return twice(high);
 }
 
 /// The largest magnitude so far.
@@ -204,7 +204,8 @@ struct Largest {
 #endif
 };
 
-/// Whether two fp16 have too few bits for four positions, the largest of which has this magnitude, beside what `scale` is for.
+/// Whether two fp16 have too few bits for four positions, the largest of which has this magnitude, beside what `scale` is for: as
+/// `is_too_coarse` has it, but also for what `scale` brings to zero.
 __device__ __forceinline__ bool is_coarse_beside(float most, float scale) { return most > 0.0f && most * scale < 0.000003814697265625f; }
 
 /// The exponent that what has such a largest magnitude is scaled by.

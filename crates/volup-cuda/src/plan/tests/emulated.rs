@@ -248,6 +248,12 @@ impl Emulated {
     }
 }
 
+/// A tensor of the shape, type and format of another, of these values.
+fn with_values(like: &Tensor, values: Vec<f64>) -> Tensor {
+    let new = Tensor::new(like.shape(), values).and_then(|new| new.cast(like.dtype(), like.format()));
+    new.expect("as many values")
+}
+
 /// A tensor of a buffer's bytes, all of which were written.
 fn tensor(bytes: &Bytes, buffer: Buffer, shape: &[usize], dtype: DType, format: MemoryFormat) -> Tensor {
     let count: usize = shape.iter().product();
@@ -630,9 +636,7 @@ fn gradients_by_two_fp16() {
                     volup::testing::tensor(output.shape(), DType::F64, output.format(), Fill::Normal, 1.0, 9)
                         .to_f64();
                 change(&mut values);
-                let gradient =
-                    Tensor::new(output.shape(), values).and_then(|new| new.cast(DType::F32, output.format()));
-                let gradient = gradient.expect("a gradient");
+                let gradient = with_values(&output, values);
                 let wanted =
                     Wanted { input: true, weight: false, bias: false, norm_weight: false, norm_bias: false };
                 let got = engine.backward(&layer, &input, &saved, &gradient, wanted).expect("gradients");

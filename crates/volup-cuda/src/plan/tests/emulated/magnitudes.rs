@@ -51,13 +51,8 @@ fn implicit_gemm_of_all_magnitudes() {
                 let (input, mut parameters) = case.inputs(DType::F32, Fill::Normal, seed as u64);
                 let [mut x, mut w] = [&input, &parameters.weight].map(Tensor::to_f64);
                 change([&mut x, &mut w]);
-                let as_f32 = |like: &Tensor, values: Vec<f64>| {
-                    let new =
-                        Tensor::new(like.shape(), values).and_then(|new| new.cast(DType::F32, like.format()));
-                    new.expect("a tensor")
-                };
-                let input = as_f32(&input, x);
-                parameters.weight = as_f32(&parameters.weight, w);
+                let input = with_values(&input, x);
+                parameters.weight = with_values(&parameters.weight, w);
                 let layer = engine.layer(&case.block, &parameters).expect("a layer");
                 let got = engine.forward(&layer, &input).expect("an output");
                 let (geometry, roundoff) = (case.geometry(), engine.operand_roundoff(DType::F32));

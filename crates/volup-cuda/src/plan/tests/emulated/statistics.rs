@@ -89,9 +89,7 @@ fn of_what_training_saves() {
                 if infinite {
                     let mut values = input.to_f64();
                     values[3] = f64::NEG_INFINITY;
-                    input = Tensor::new(input.shape(), values)
-                        .and_then(|new| new.cast(dtype, format))
-                        .expect("a tensor");
+                    input = with_values(&input, values);
                 }
                 let layer = engine.layer(&case.block, &parameters).expect("a layer");
                 let (output, saved) = engine.forward_for_training(&layer, &input).expect("an output");
@@ -141,9 +139,7 @@ fn hostile(engine: &Emulated, types: &[(DType, f64)]) {
             let (mut input, mut parameters) = case.inputs(dtype, Fill::Normal, 7);
             let replaced = |tensor: &Tensor, value: &dyn Fn(usize, f64) -> f64| {
                 let values = tensor.to_f64().into_iter().enumerate().map(|(at, of)| value(at, of)).collect();
-                Tensor::new(tensor.shape(), values)
-                    .and_then(|new| new.cast(dtype, tensor.format()))
-                    .expect("a tensor")
+                with_values(tensor, values)
             };
             let bias = parameters.bias.as_ref().expect("a bias");
             match what {
