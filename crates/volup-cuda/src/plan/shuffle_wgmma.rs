@@ -1,5 +1,5 @@
-//! Planning `shuffle_wgmma`: kernels that are their stride on Hopper's own matrix instructions. The kernels' file says what
-//! the numbers mean.
+//! Planning `shuffle_wgmma`: kernels that are their stride on Hopper's own matrix instructions, of both layouts. The kernels' file
+//! says what the numbers mean.
 
 use super::norm::{self, Pass, Way};
 use super::pack::Operand;
@@ -38,13 +38,16 @@ const MODES: usize = 4;
 /// Clocks of a multiprocessor for a tile of one warpgroup, by kind of operand: for a stage, for what is written or counted.
 const STAGE: [f64; 3] = [230.0, 430.0, 440.0];
 const TILE: [f64; 3] = [350.0, 400.0, 430.0];
+/// Of NDHWC for what is written, and how much more tiles take where one, two or four warpgroups are a team: fewer warps bring X.
+const TILE_LAST: [f64; 3] = [510.0, 760.0, 670.0];
+const TEAM_LAST: [f64; 3] = [2.0, 1.2, 1.0];
 /// Bytes a second that other row blocks read the input again at.
 const AGAIN: f64 = 3e12;
 /// How much more outputs take that are written position by position.
 const APART: f64 = 2.0;
-/// Seconds until blocks have what they start with, beside those of `shuffle_gemm`; for each byte of weights.
+/// Seconds until blocks have what they start with, beside those of `shuffle_gemm`; for each byte of weights, of NDHWC in another order.
 const SETUP: f64 = 0.5e-6;
-const BROUGHT: f64 = 3e-11;
+const BROUGHT: [f64; 2] = [3e-11, 7e-11];
 
 /// A plan of this family.
 #[derive(Clone, Copy)]
@@ -53,6 +56,8 @@ pub(super) struct ShuffleWgmma<'a> {
     /// What it does about a normalization, and the kernels of the modes that this takes.
     pub(super) way: Way,
     kernels: [Option<&'a Variant>; MODES],
+    /// Whether it is of NDHWC.
+    last: bool,
     /// Warpgroups that share X.
     row_groups: usize,
     row_blocks: usize,
@@ -69,6 +74,7 @@ impl fmt::Display for ShuffleWgmma<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (kind, rows) = (self.operand.name(), ROWS * self.row_groups);
         write!(f, "shuffle_wgmma {kind} {rows}x{POSITIONS}, ")?;
+        f.write_str(if self.last { "channels last, " } else { "" })?;
         write!(f, "{} row blocks, {} blocks{}", self.row_blocks, self.row_blocks * self.blocks, self.way)
     }
 }
@@ -84,20 +90,22 @@ fn together(bytes: usize) -> usize {
 }
 
 impl<'a> ShuffleWgmma<'a> {
-    /// Every plan, where `shuffle_gemm` applies, for NCDHW with a stride of 2 along width.
+    /// Every plan, where `shuffle_gemm` applies: for NCDHW with a stride of 2 along width, for NDHWC with an even number of channels.
     pub(super) fn all(context: Context<'a>) -> Vec<ShuffleWgmma<'a>> {
         let Some((operand, may_twice)) = applies(context) else { return Vec::new() };
         let conv = context.request.geometry.conv();
         let last = context.request.output_format == MemoryFormat::ChannelsLast3d;
         let split = operand.kind() == 3;
         let volume: usize = context.request.geometry.input_shape()[2..].iter().product();
-        // Copies are of 16 bytes at least.
-        let aligned = unit(volume * context.request.dtype.size()) == 16;
-        if last || conv.stride()[2] != 2 || !aligned || split && conv.in_channels() > MOST_SPLIT {
+        // Copies are of 16 bytes at least: of a channel's positions, or a position's channels.
+        let run = if last { conv.in_channels() } else { volume };
+        let aligned = unit(run * context.request.dtype.size()) == 16;
+        let pairs = if last { conv.out_channels().is_multiple_of(2) } else { conv.stride()[2] == 2 };
+        if !pairs || !aligned || split && conv.in_channels() > MOST_SPLIT {
             return Vec::new();
         }
         let kernel = |mode| {
-            let params = [("KIND", operand.kind()), ("MODE", mode)];
+            let params = [("KIND", operand.kind()), ("MODE", mode), ("LAST", i64::from(last))];
             context.kernel("shuffle_wgmma", &operand.types(context), &params).ok()
         };
         let mut plans = Vec::new();
@@ -141,6 +149,7 @@ impl<'a> ShuffleWgmma<'a> {
             operand,
             way,
             kernels,
+            last: request.output_format == MemoryFormat::ChannelsLast3d,
             row_groups,
             row_blocks,
             pos_blocks,
@@ -160,7 +169,7 @@ impl<'a> ShuffleWgmma<'a> {
         let (x, y) = (count(geometry.input_shape()), count(geometry.output_shape()));
         if way != Way::Plain {
             // Three numbers of each pair of rows and team, also of those without an item in a sample.
-            let of_sample = (12 * blocks * teams * rows / 2) as f64;
+            let of_sample = (12 * blocks * teams * plan.counted(rows)) as f64;
             let norm_groups = norm::counted(context).map_or(1, |norm| norm.groups());
             let counted =
                 product(&[geometry.batch(), (blocks * teams).max(norm_groups)]).is_some_and(|n| n <= MOST);
@@ -175,14 +184,25 @@ impl<'a> ShuffleWgmma<'a> {
             Operand::Tf32 | Operand::Scaled => 1,
             Operand::Split | Operand::Parts => 2,
         };
-        let apart = if geometry.input_shape()[4].is_multiple_of(together(bytes)) { 1.0 } else { APART };
+        let neighbours = if plan.last {
+            Self::may_collect(context)
+        } else {
+            geometry.input_shape()[4].is_multiple_of(together(bytes))
+        };
+        let apart = if neighbours { 1.0 } else { APART };
         let turns = items.div_ceil(blocks * teams) * (row_blocks * blocks).div_ceil(processors) * GROUPS;
         let read = x * row_blocks as f64 + grid * weights;
         let again = x * (row_blocks - 1) as f64 / AGAIN;
+        let team = if plan.last { TEAM_LAST[row_groups.ilog2() as usize] } else { 1.0 };
         let expected = |y: f64, tile: f64| {
-            let compute = turns as f64 * (chunks as f64 * STAGE[kind] + TILE[kind] * tile) / CLOCK;
+            let tile = tile * if plan.last && y > 0.0 { TILE_LAST } else { TILE }[kind];
+            let compute = turns as f64 * team * (chunks as f64 * STAGE[kind] + tile) / CLOCK;
             let moved = ((x + y) / context.device.memory(MEMORY)).max((read + y) / CACHE) + again;
-            START + SETUP + BROUGHT * weights + moved.max(compute) + SEEN * moved.min(compute)
+            START
+                + SETUP
+                + BROUGHT[usize::from(plan.last)] * weights
+                + moved.max(compute)
+                + SEEN * moved.min(compute)
         };
         plan.seconds = match way {
             Way::Plain => expected(y, apart),
@@ -192,24 +212,39 @@ impl<'a> ShuffleWgmma<'a> {
         Some(plan)
     }
 
+    /// What is counted by itself of so many rows: of NCDHW residues along width are counted together.
+    fn counted(&self, rows: usize) -> usize {
+        if self.last { rows } else { rows / 2 }
+    }
+
     /// Bytes of the weights of a block.
     fn weights(&self, bytes: usize) -> usize {
         bytes * chunk(self.operand) * self.chunks * ROWS * self.row_groups * self.operand.parts()
     }
 
-    /// Whether the copy engine may store the output: lines are part of what is collected at a time, or the other way round.
+    /// Whether the output may be collected before it is stored. Of NDHWC: what a position has of a line of it is of whole vectors. Of NCDHW,
+    /// where the copy engine stores it: lines are part of what is collected at a time, or the other way round.
     fn may_collect(context: Context<'_>) -> bool {
-        let width = context.request.geometry.input_shape()[4];
+        let request = context.request;
+        if request.output_format == MemoryFormat::ChannelsLast3d {
+            let conv = request.geometry.conv();
+            return unit(conv.stride()[2] * conv.out_channels() * request.dtype.size()) == 16;
+        }
+        let width = request.geometry.input_shape()[4];
         width.is_multiple_of(COLLECTED) || width >= LEAST_LINE && COLLECTED.is_multiple_of(width)
     }
 
     /// Stages of a team, of how many copies are under way, and bytes of shared memory with them; nothing if there is no room.
     fn stages(&self, kernel: &Variant, bytes: usize, collects: bool) -> Option<(usize, usize, usize)> {
         let teams = GROUPS / self.row_groups;
-        // Panels of 16 bytes, and one more so that they start in other banks.
-        let chunk = chunk(self.operand);
-        let (panels, of_panel) = if bytes == 2 { (POSITIONS / 8, chunk) } else { (chunk / 4, POSITIONS) };
-        let stage = self.operand.parts() * panels * 16 * (of_panel + 1);
+        // Panels of 16 bytes, and more so that they start in other banks.
+        let (chunk, vector) = (chunk(self.operand), 16 / bytes);
+        let (panels, of_panel) = match self.last {
+            true => (chunk / vector, POSITIONS + 8 * vector / chunk),
+            false if bytes == 2 => (POSITIONS / vector, chunk + 1),
+            false => (chunk / vector, POSITIONS + 1),
+        };
+        let stage = self.operand.parts() * panels * 16 * of_panel;
         let areas = if collects { WARPS * WARP_PAIRS * (2 * COLLECTED * bytes + AREA_PAD) } else { 0 };
         let fixed = (BARRIERS * STAGES * teams).next_multiple_of(128) + self.weights(bytes) + areas;
         let room = (SHARED - RESERVED).checked_sub(kernel.shared_bytes as usize + fixed)?;
@@ -232,10 +267,9 @@ impl<'a> ShuffleWgmma<'a> {
         steps: &mut Vec<Step>,
     ) -> Result<()> {
         let conv = context.request.geometry.conv();
-        // Residues along width are counted together.
-        let pairs = conv.out_channels() * conv.stride().iter().product::<usize>() / 2;
+        let rows = self.counted(conv.out_channels() * conv.stride().iter().product::<usize>());
         let chunks = self.blocks * (GROUPS / self.row_groups);
-        norm::passes(context, self.way, [chunks, pairs], workspace, steps, |pass| self.step(context, pass))
+        norm::passes(context, self.way, [chunks, rows], workspace, steps, |pass| self.step(context, pass))
     }
 
     /// One launch.
@@ -244,7 +278,7 @@ impl<'a> ShuffleWgmma<'a> {
         let request = context.request;
         let (geometry, conv) = (&request.geometry, request.geometry.conv());
         let [batch, cin, depth, height, width] = geometry.input_shape();
-        let [d, h, _] = conv.stride();
+        let [d, h, w] = conv.stride();
         let (volume, bytes) = (depth * height * width, request.dtype.size());
         let writes = !matches!(pass, Pass::Statistics(_));
         let collected =
@@ -260,11 +294,12 @@ impl<'a> ShuffleWgmma<'a> {
         arguments.extend([x_n, y_n].map(|stride| Argument::I64(stride as i64)));
         push(&mut arguments, [y_c, y_d, y_h, self.chunks, self.pos_blocks, batch * self.pos_blocks])?;
         push(&mut arguments, [self.row_blocks, self.row_groups, stages, ahead])?;
-        let how = if collected.is_some() { 2 } else { usize::from(width.is_multiple_of(together(bytes))) };
+        let together = !self.last && width.is_multiple_of(together(bytes));
+        let how = if collected.is_some() { 2 } else { usize::from(together) };
         // Lines of y that lie side by side are stored together, where a warp has all of them.
-        let joins = how == 2 && width <= COLLECTED && WARP_PAIRS.is_multiple_of(h);
+        let joins = !self.last && how == 2 && width <= COLLECTED && WARP_PAIRS.is_multiple_of(h);
         push(&mut arguments, [how, width.min(COLLECTED).ilog2() as usize])?;
-        push(&mut arguments, [if joins { (h - 1) * 2 * width } else { 0 }])?;
+        push(&mut arguments, [if joins { (h - 1) * 2 * width } else { 0 }, w])?;
         arguments.extend(bias_and_activation(request));
         pass.push(context, &mut arguments)?;
         let grid = [(self.row_blocks * self.blocks) as u32, 1, 1];

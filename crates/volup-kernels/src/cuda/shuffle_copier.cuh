@@ -32,18 +32,23 @@ struct Copier {
     /// Which of them it is, and how many these are.
     const int thread, threads;
 
-    /// What it asks for at once, a block: of 16 bits 8 positions of a channel, of float32 4 of each of 4 channels. Neighbouring lanes
-    /// fill sectors of memory, and in shared memory meet no bank twice: of 16 bits eight have 64 positions of a channel; of float32 two
-    /// have 8 of four, the next ones those of the next channels.
-    static constexpr int SIDE = KIND == 0 ? 1 : 4, BLOCKS = KC / SIDE * (POS / VECTOR);
+    /// What it asks for at once, a block: with LAST 16 bytes of a position; else of 16 bits 8 positions of a channel, of float32 4 of each of
+    /// 4 channels. Neighbouring lanes fill sectors of memory, and in shared memory meet no bank twice: those of NDHWC have all of a position's
+    /// channels; else of 16 bits eight have 64 positions of a channel; of float32 two have 8 of four, the next ones those of the next channels.
+    static constexpr int SIDE = KIND == 0 || LAST ? 1 : 4, BLOCKS = KC / SIDE * (POS / VECTOR);
+    /// With LAST: pieces of 16 bytes of a position's channels; those that are rounded at once.
+    static constexpr int PIECES = KC / VECTOR, AT_ONCE = COPIER_REGISTERS > 32 ? 4 : 1;
 
-    /// Calls `f` with each block of this thread: its first channel and position.
-    template <int UNROLL, typename F> __device__ __forceinline__ void for_blocks(const F &f) const {
-        int c = KIND == 0 ? thread / 8 : thread / 2 % 4 * SIDE, p = (KIND == 0 ? thread % 8 : thread % 2 + thread / 8 * 2) * VECTOR;
+    /// Calls `f` with each block of this thread: its first channel and position. With LAST each of so many.
+    template <int UNROLL, int EACH = 1, typename F> __device__ __forceinline__ void for_blocks(const F &f) const {
+        int c = LAST ? thread % PIECES * VECTOR : KIND == 0 ? thread / 8 : thread / 2 % 4 * SIDE;
+        int p = LAST ? thread / PIECES : (KIND == 0 ? thread % 8 : thread % 2 + thread / 8 * 2) * VECTOR;
 #pragma unroll(UNROLL)
-        for (int i = thread; i < BLOCKS; i += threads) {
+        for (int i = thread; i < BLOCKS; i += EACH * threads) {
             f(c, p);
-            if (KIND == 0) {
+            if (LAST) {
+                p += EACH * threads / PIECES;
+            } else if (KIND == 0) {
                 c += threads / 8;
                 if (c >= KC) c -= KC, p += 8 * VECTOR;
             } else {
@@ -53,51 +58,57 @@ struct Copier {
         }
     }
     /// Where a block lies in a stage.
-    __device__ __forceinline__ static unsigned at(int c, int p) { return KIND == 0 ? p / VECTOR * PANEL + c * 16 : c / SIDE * PANEL + p * 16; }
+    __device__ __forceinline__ static unsigned at(int c, int p) { return ACROSS ? p / VECTOR * PANEL + c * 16 : c / VECTOR * PANEL + p * 16; }
 
     /// Starts the copies of a chunk of an item. Zeros past the end of channels and positions.
     __device__ __forceinline__ void fetch(const Item &item, int chunk, unsigned to) const {
-        const Element *const from = s.x + (item.n * s.x_n + ((long long)chunk * KC * s.volume + item.first));
+        const int by_channel = LAST ? 1 : s.volume, by_position = LAST ? s.in_channels : 1;
+        const Element *const from = s.x + (item.n * s.x_n + ((long long)chunk * KC * by_channel + (long long)item.first * by_position));
         const int channels = s.in_channels - chunk * KC, positions = s.volume - item.first;
         if (channels >= KC && positions >= POS)
-            for_blocks<2>([&](int c, int p) {
-                const Element *const of_block = from + (c * s.volume + p);
+            for_blocks<LAST ? 4 : 2>([&](int c, int p) {
+                const Element *const of_block = from + (c * by_channel + p * by_position);
 #pragma unroll
-                for (int e = 0; e < SIDE; e++) copy_async<16>(to + at(c, p) + 16 * e, of_block + e * s.volume, true);
+                for (int e = 0; e < SIDE; e++) copy_async<16>(to + at(c, p) + 16 * e, of_block + e * by_channel, true);
             });
         else
             for_blocks<2>([&](int c, int p) {
 #pragma unroll
                 for (int e = 0; e < SIDE; e++) {
                     const bool there = c + e < channels && p < positions;
-                    copy_async<16>(to + at(c, p) + 16 * e, there ? from + ((c + e) * s.volume + p) : s.x, there);
+                    copy_async<16>(to + at(c, p) + 16 * e, there ? from + ((c + e) * by_channel + p * by_position) : s.x, there);
                 }
             });
     }
 
-    /// Rounds and turns around what this thread has asked for. Whether there is what is left to the definition.
+    /// Rounds what this thread has asked for, and turns it around, but for LAST. Whether there is what is left to the definition.
     __device__ __forceinline__ bool turn([[maybe_unused]] unsigned char *stage) const {
         bool undefined = false;
 #if KIND != 0
-        for_blocks<1>([&](int c, int p) {
+        // Vectors at once: of four channels of four neighbouring positions, or with LAST those of blocks.
+        constexpr int VECTORS = LAST ? AT_ONCE : 4;
+        const int apart = LAST ? threads / PIECES : 1;
+        for_blocks<1, LAST ? AT_ONCE : 1>([&](int c, int p) {
             float4 *const of = (float4 *)(stage + at(c, p));
-            float v[4][4];
+            float v[VECTORS][4];
 #pragma unroll
-            for (int e = 0; e < 4; e++) *(float4 *)v[e] = of[e];
+            for (int e = 0; e < VECTORS; e++) *(float4 *)v[e] = of[e * apart];
 #pragma unroll
-            for (int k = 0; k < 4; k++) {
+            for (int k = 0; k < VECTORS; k++) {
                 unsigned high[4], low[4];
                 float largest = 0.0f;
 #pragma unroll
                 for (int e = 0; e < 4; e++) {
+                    const float x = LAST ? v[k][e] : v[e % VECTORS][k];
                     // Lets NaN through.
-                    asm("max.NaN.f32 %0, %0, %1;" : "+f"(largest) : "f"(fabsf(v[e][k])));
-                    high[e] = round_up(__float_as_uint(v[e][k]));
-                    low[e] = round_up(__float_as_uint(v[e][k] - __uint_as_float(high[e] & 0xffffe000u)));
+                    asm("max.NaN.f32 %0, %0, %1;" : "+f"(largest) : "f"(fabsf(x)));
+                    high[e] = round_up(__float_as_uint(x));
+                    low[e] = round_up(__float_as_uint(x - __uint_as_float(high[e] & 0xffffe000u)));
                 }
                 undefined |= within_parts(__float_as_uint(largest)) >= 0x7f7ff000u;
-                *(uint4 *)(of + k) = make_uint4(high[0], high[1], high[2], high[3]);
-                if (PARTS == 2) *(uint4 *)((unsigned char *)(of + k) + STAGE) = make_uint4(low[0], low[1], low[2], low[3]);
+                float4 *const to = of + k * apart;
+                *(uint4 *)to = make_uint4(high[0], high[1], high[2], high[3]);
+                if (PARTS == 2) *(uint4 *)((unsigned char *)to + STAGE) = make_uint4(low[0], low[1], low[2], low[3]);
             }
         });
 #endif

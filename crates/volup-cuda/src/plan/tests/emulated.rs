@@ -561,18 +561,31 @@ const LINES: [&str; 6] = [
     "n 1, 1x5x64, 40>34, k 2, s 2, bias, relu, gn 17",
 ];
 
+/// Voxels of NDHWC whose channels are whole vectors and not, of many row blocks and few, three residues along width.
+const VOXELS: [&str; 5] = [
+    "n 2, 3x5x7, 64>20, k 2, s 2, bias, relu, gn 5, leaky_relu(0.1)",
+    "n 3, 2x3x4, 40>6, k 1x2x3, s 1x2x3, bias, gn 3, relu",
+    "n 1, 5x6x9, 8>34, k 2, s 2, bias, leaky_relu(0.2)",
+    "n 2, 7x5x4, 48>4, k 3x1x2, s 3x1x2, bias, gn 2",
+    "n 1, 3x3x16, 72>40, k 2, s 2, relu, gn 20, relu",
+];
+
 #[test]
 fn shuffle_wgmma() {
+    let lines = LINES.map(|line| (line, MemoryFormat::Contiguous));
+    let voxels = LINES[4..].iter().chain(&VOXELS).map(|&line| (line, MemoryFormat::ChannelsLast3d));
+    let all: Vec<_> = lines.into_iter().chain(voxels).collect();
     engines(Some(Algorithm::ShuffleWgmma), |engine| {
         let engine = saying(engine, "shuffle_wgmma");
-        for (seed, line) in LINES.into_iter().enumerate() {
-            let case = Case::parse("lines", line, "lines that are stored at once").expect("a valid case");
+        for (seed, &(line, format)) in all.iter().enumerate() {
+            let case = Case::parse("shuffle", line, "outputs that are stored at once").expect("a valid case");
+            let case = Case { format, ..case };
             right_in_all(&engine, &case, seed as u64);
             // What training keeps, too.
             check_gradients(&engine, &case, NARROW[seed % 3], Fill::Normal, seed as u64)
                 .unwrap_or_else(|what| panic!("{what}"));
         }
-        assert!(engine.said.get() > 40, "{} plans", engine.said.get());
+        assert!(engine.said.get() > 80, "{} plans", engine.said.get());
     });
 }
 

@@ -32,8 +32,10 @@ type Place = [i64; 2];
 struct Layout {
     /// Whether rows are in the order of NDHWC.
     last: bool,
-    /// Whether it is the kernel of many channels for NDHWC.
+    /// Whether it is the kernel of many channels for NDHWC, or that on Hopper's own matrix instructions, whose rows are in the order of y.
     ring_last: bool,
+    in_order: bool,
+    wgmma: bool,
     /// Bytes of an element, elements of 16 bytes, and parts of a number.
     size: i64,
     vector: i64,
@@ -63,6 +65,7 @@ impl Layout {
     fn new(call: &Call<'_>) -> Layout {
         let (wgmma, gemm) = (is_wgmma(call), is_gemm(call));
         let [d_stride, h_stride] = call.ints(["d_stride", "h_stride"]);
+        let in_order = wgmma && call.size("LAST") == 1;
         let strides = [d_stride, h_stride, if call.has("w_stride") { call.int("w_stride") } else { 2 }];
         let size = call.pointer("x").width as i64;
         let row_blocks = call.int("row_blocks");
@@ -76,6 +79,8 @@ impl Layout {
         };
         Layout {
             last: gemm && call.size("LAST") == 1,
+            in_order,
+            wgmma,
             ring_last: call.kernel() == "shuffle_ring_last",
             size,
             vector: 16 / size,
@@ -84,7 +89,7 @@ impl Layout {
             positions: warp_positions * places,
             warp_positions,
             places,
-            together: if wgmma { 2 } else { 1 },
+            together: if wgmma && !in_order { 2 } else { 1 },
             taps: strides.iter().product(),
             strides,
             in_channels: if is_ring(call) { CHUNK * call.int("chunks") } else { call.int("in_channels") },
@@ -98,13 +103,27 @@ impl Layout {
         }
     }
 
+    /// Whether it is of NDHWC.
+    fn is_last(&self) -> bool {
+        self.last || self.ring_last || self.in_order
+    }
+
     /// Channels of a stage.
     fn chunk(&self) -> i64 {
-        if self.together == 2 { CHUNK / self.parts } else { CHUNK }
+        if self.wgmma { CHUNK / self.parts } else { CHUNK }
     }
 
     fn samples(&self) -> i64 {
         self.items / self.pos_blocks
+    }
+
+    /// From a voxel of y to the next of its line.
+    fn y_w(&self, call: &Call<'_>) -> i64 {
+        match call.has("y_w") {
+            true => call.int("y_w"),
+            false if self.in_order => self.out_channels,
+            false => 1,
+        }
     }
 
     /// Rows of the weight.
@@ -120,7 +139,14 @@ impl Layout {
             return (tap < self.taps && channel < self.out_channels).then(|| channel * self.taps + tap);
         }
         let row = row_block * self.rows + row;
-        (row < self.all_rows()).then_some(row)
+        let of_w = if self.in_order {
+            let ([_, _, w_stride], channels) = (self.strides, self.out_channels);
+            let (line, channel) = (row / (w_stride * channels), row % channels);
+            channel * self.taps + line * w_stride + row / channels % w_stride
+        } else {
+            row
+        };
+        (row < self.all_rows()).then_some(of_w)
     }
 
     /// The sample of a block of positions, and its first position.
@@ -128,8 +154,8 @@ impl Layout {
         [item / self.pos_blocks, item % self.pos_blocks * self.positions]
     }
 
-    /// The neighbours that each lane has.
-    fn neighbours(&self) -> Vec<Vec<Place>> {
+    /// The neighbours that each lane writes, `whole` at once or not.
+    fn neighbours(&self, whole: bool) -> Vec<Vec<Place>> {
         if self.ring_last {
             let first = (0..self.rows).filter(|row| row / self.taps % 4 == 0);
             let all = first.flat_map(|row| (0..self.positions).map(move |position| [row, position]));
@@ -137,8 +163,9 @@ impl Layout {
         }
         let (row_step, pos_step) = match (self.last, self.strides[2]) {
             (true, _) => (4, 1),
+            _ if self.in_order => (if whole { self.vector } else { 2 }, 1),
             // Of 16 bits two lanes give one what it writes.
-            (false, 2) if self.together == 2 => (2, self.vector / 2),
+            (false, 2) if self.wgmma => (2, self.vector / 2),
             (false, 2) => (2, 2),
             _ => (1, 4),
         };
@@ -223,7 +250,8 @@ pub fn check(call: &Call<'_>) {
         assert!(channels % UNIT == 0 && taps * channels <= rows, "{channels} channels of {what}");
         assert!(covers(row_blocks, channels, layout.out_channels), "{row_blocks} row blocks of {what}");
     } else {
-        assert!(layout.ring_last || [1, 2].contains(&layout.strides[2]), "{what}");
+        let any = layout.ring_last || layout.in_order;
+        assert!(any || [1, 2].contains(&layout.strides[2]), "{what}");
         assert!(covers(row_blocks, rows, layout.all_rows()), "{row_blocks} row blocks of {what}");
     }
     assert!(covers(pos_blocks, positions, layout.volume), "{pos_blocks} blocks of positions of {what}");
@@ -245,7 +273,7 @@ pub fn check(call: &Call<'_>) {
     // What is counted in 32 bits: elements of a sample, of x, of y and of a line of the weight, with a block past
     // the end; blocks of positions, and stages of a block; partial statistics.
     let [y_c, y_d, y_h] = call.ints(["y_c", "y_d", "y_h"]);
-    let y_w = if call.has("y_w") { call.int("y_w") } else { 1 };
+    let y_w = layout.y_w(call);
     let [d_stride, h_stride, w_stride] = layout.strides;
     let (depth, height) = (layout.volume / plane, plane / width);
     let farthest = (layout.out_channels - 1) * y_c
@@ -349,20 +377,33 @@ fn check_wgmma(call: &Call<'_>, layout: &Layout) {
     let (chunk, how) = (layout.chunk(), call.int("how"));
     let weights = size * chunk * chunks * layout.rows * layout.parts;
     let barriers = (32 * stages * teams + 127) / 128 * 128;
-    // Panels of 16 bytes: of 16 bits positions of each channel, else channels of each position.
-    let (panels, of_panel) =
-        if size == 2 { (layout.positions / 8, chunk) } else { (chunk / 4, layout.positions) };
-    let stage = layout.parts * panels * 16 * (of_panel + 1);
+    // Panels of 16 bytes: of 16 bits and NCDHW positions of each channel, else channels of each position.
+    let last = layout.in_order;
+    let (panels, of_panel) = match last {
+        true => (chunk / layout.vector, layout.positions + 8 * layout.vector / chunk),
+        false if size == 2 => (layout.positions / 8, chunk + 1),
+        false => (chunk / 4, layout.positions + 1),
+    };
+    let stage = layout.parts * panels * 16 * of_panel;
     let areas = if how == 2 { 4 * GROUPS * PAIRS * (2 * COLLECTED * size + 32) } else { 0 };
     assert_eq!(call.shared, barriers + weights + teams * stages * stage + areas, "{what}");
     let most = if layout.parts == 2 { 192 } else { i64::MAX };
     assert!(layout.in_channels <= most, "{} channels of {what}", layout.in_channels);
     let x_n = call.int("x_n");
-    assert!(layout.volume * size % 16 == 0 && x_n * size % 16 == 0, "{} positions: {what}", layout.volume);
+    let run = if last { layout.in_channels } else { layout.volume };
+    assert!(run * size % 16 == 0 && x_n * size % 16 == 0, "copies of {run}: {what}");
     let [width, line_bits, past_line, y_h] = call.ints(["width", "line_bits", "past_line", "y_h"]);
-    assert!(how != 1 || width % (8 / size) == 0, "{what}");
-    assert!(how == 2 || past_line == 0, "{past_line} past a line of {what}");
-    if how == 2 {
+    assert!(how != 1 || !last && width % (8 / size) == 0, "{what}");
+    assert!(how == 2 && !last || past_line == 0, "{past_line} past a line of {what}");
+    if last {
+        let [y_c, y_n] = call.ints(["y_c", "y_n"]);
+        let voxels = layout.strides[2] * layout.out_channels;
+        assert!(y_c == 1 && layout.out_channels % 2 == 0, "{what}");
+        assert!(
+            how == 0 || mode(call) != 1 && [voxels, y_h, y_n].iter().all(|at| at * size % 16 == 0),
+            "{what}"
+        );
+    } else if how == 2 {
         // Lines are of whole eights of positions, in what is collected at a time, or the other way round.
         let line = width.min(COLLECTED);
         assert!(mode(call) != 1 && line == 1 << line_bits, "lines of {line}: {what}");
@@ -382,8 +423,9 @@ pub fn features(call: &Call<'_>) -> Vec<&'static str> {
     let layout = Layout::new(call);
     let (whole, chunks) = (whole(call), call.int("chunks"));
     let collected = whole == 2;
-    let (joined, parts) =
-        (collected && call.int("past_line") > 0, collected && call.int("width") > COLLECTED);
+    let voxels = layout.in_order;
+    let lines = collected && !voxels;
+    let (joined, parts) = (lines && call.int("past_line") > 0, lines && call.int("width") > COLLECTED);
     let (mode, wgmma) = (mode(call), is_wgmma(call));
     let x_unit = if is_gemm(call) { call.int("x_unit") } else { 16 };
     let rows = if layout.last { layout.channels } else { layout.rows };
@@ -393,11 +435,12 @@ pub fn features(call: &Call<'_>) -> Vec<&'static str> {
         ("blocks without positions of a sample", counts(call) && layout.pos_blocks < layout.groups),
         ("channels last", layout.last),
         ("channels last, many", layout.ring_last),
+        ("channels last, warpgroups", voxels),
         ("chunks", chunks > 1),
         ("copies of 4 bytes", x_unit == 4),
         ("copies of 8 bytes", x_unit == 8),
         ("copies of 16 bytes", x_unit == 16),
-        ("lines stored alone", collected && !joined && !parts),
+        ("lines stored alone", lines && !joined && !parts),
         ("lines stored in parts", parts),
         ("lines stored together", joined),
         ("many channels", is_ring(call)),
@@ -409,6 +452,7 @@ pub fn features(call: &Call<'_>) -> Vec<&'static str> {
         ("rows past the end", all % rows > 0),
         ("statistics", mode == 1),
         ("statistics of what is written", mode == 3),
+        ("voxels stored together", voxels && collected),
         ("teams", wgmma && call.int("row_groups") < GROUPS),
         ("warpgroups", wgmma),
         ("weights kept", is_ring(call) && call.int("kept") == 1),
@@ -447,8 +491,7 @@ fn fetch(call: &Call<'_>, machine: &Machine, layout: &Layout, item: i64) -> (Vec
     let [sample, first] = layout.first(item);
     let count = layout.positions.min(layout.volume - first);
     let read = |c: i64, p: i64| {
-        let at =
-            if layout.last || layout.ring_last { p * layout.in_channels + c } else { c * layout.volume + p };
+        let at = if layout.is_last() { p * layout.in_channels + c } else { c * layout.volume + p };
         machine.read(x, sample * x_n + at)
     };
     let kept: Vec<Vec<f64>> = (0..layout.in_channels)
@@ -554,7 +597,7 @@ fn write(
     outputs: &[Option<Vec<f64>>],
 ) {
     let [y_n, y_c, y_d, y_h] = call.ints(["y_n", "y_c", "y_d", "y_h"]);
-    let y_w = if call.has("y_w") { call.int("y_w") } else { 1 };
+    let y_w = layout.y_w(call);
     let [plane, width] = call.ints(["plane", "width"]);
     let whole = whole(call);
     let y = call.pointer("y");
@@ -576,9 +619,10 @@ fn write(
         if mode(call) == 2 { norm::normalized(call, machine, [sample, channel])(output) } else { output }
     };
     // How many are written at once.
-    for neighbours in layout.neighbours() {
+    for neighbours in layout.neighbours(whole > 0) {
         let together = match (whole, layout.last, w_stride) {
             (1, ..) => neighbours.len(),
+            _ if layout.in_order => neighbours.len(),
             (_, false, 2) => 2,
             _ => 1,
         };

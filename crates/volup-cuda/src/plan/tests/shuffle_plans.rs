@@ -74,7 +74,11 @@ fn applies(request: &Request) -> bool {
     let volume: usize = geometry.input_shape()[2..].iter().product();
     let words = |run: usize| (run * request.dtype.size()).is_multiple_of(4);
     let runs = if last { words(conv.in_channels()) } else { words(volume) && words(cout * taps) };
-    let strides = if last { taps * 16 <= 256 } else { conv.stride()[2] <= 2 };
+    // Of NDHWC tiles have all taps of some channels; of `shuffle_wgmma`, which wants whole vectors of x, any rows.
+    let [cin, bytes] = [conv.in_channels(), request.dtype.size()];
+    let split = request.dtype == DType::F32 && request.precision == Precision::Ieee;
+    let any_rows = cout.is_multiple_of(2) && (cin * bytes).is_multiple_of(16) && (!split || cin <= 192);
+    let strides = if last { taps * 16 <= 256 || any_rows } else { conv.stride()[2] <= 2 };
     let same = request.input_format == request.output_format && conv.groups() == 1;
     one_tap && straight && runs && strides && same && request.dtype != DType::F64
 }
@@ -151,6 +155,7 @@ fn shuffle_gemm_computes_the_definition() {
         "blocks without positions of a sample",
         "channels last",
         "channels last, many",
+        "channels last, warpgroups",
         "chunks",
         "copies of 16 bytes",
         "copies of 4 bytes",
@@ -167,6 +172,7 @@ fn shuffle_gemm_computes_the_definition() {
         "rows past the end",
         "statistics",
         "teams",
+        "voxels stored together",
         "warpgroups",
         "weights kept",
         "weights one by one",
@@ -307,12 +313,12 @@ fn only_one_tap_an_output_applies() {
     }
     refused(&Request { dtype: DType::F64, ..base });
     refused(&Request { output_format: last, ..base });
-    // Strides along width past what a lane writes, runs that copies cannot start at, taps past a row block.
+    // Strides along width past what a lane writes, runs that copies cannot start at, taps past a row block and no pairs of channels.
     refused(&request("n 2, 8x8x8, 32>16, k 2x2x3, s 2x2x3", first));
     assert!(applies(&request("n 2, 8x8x8, 32>16, k 2x2x3, s 2x2x3", last)));
     refused(&Request { dtype: DType::F16, ..request("n 2, 3x5x7, 32>16, k 2, s 2", first) });
     refused(&Request { dtype: DType::Bf16, ..request("n 2, 3x5x7, 31>16, k 2, s 2", last) });
-    refused(&request("n 2, 4x4x4, 32>16, k 3x3x2, s 3x3x2", last));
+    refused(&request("n 2, 4x4x4, 32>15, k 3x3x2, s 3x3x2", last));
     assert!(applies(&request("n 2, 4x4x4, 32>16, k 4x2x2, s 4x2x2", last)));
     // Another family that is asked for.
     let other = Request { algorithm: Some(Algorithm::Interleave), ..base };
