@@ -21,6 +21,8 @@ const STAGES: [usize; 3] = [4, 3, 2];
 const PRODUCERS: usize = 128;
 /// Bytes that the copy engine stores at least.
 const SECTOR: usize = 32;
+/// Bytes that are left free behind four voxels that a warp collects.
+const VOXEL_PAD: usize = 32;
 /// Units of work of a plane of a box that are tried, and row blocks of one.
 const UNITS: [usize; 5] = [1, 2, 3, 4, 8];
 const BLOCKS: [usize; 6] = [1, 2, 3, 4, 8, 16];
@@ -48,6 +50,9 @@ const START: f64 = 5e-6;
 const WEIGHTS: f64 = 1e-6;
 const VECTOR: f64 = 0.088e-6;
 const BOX: f64 = 0.91e-6;
+/// How much longer vectors take whose elements are asked for one by one; of NDHWC by kind of operand.
+const SCATTERED: f64 = 3.0;
+const SCATTERED_LAST: [f64; 3] = [3.0, 3.0, 6.0];
 /// Instructions of a warp: for a step beside its products, for a tile of a step by kind of operand; for a unit of work, a row block and a
 /// residue of it, and a run, beside its steps and outputs; for 32 outputs, written, counted or normalized, or counted as 16 bits hold
 /// them.
@@ -58,6 +63,10 @@ const BLOCK: f64 = 56.0;
 const RESIDUE: f64 = 32.0;
 const STORED: f64 = 22.6;
 const WRITTEN: f64 = 3.5;
+/// The same of NDHWC, where outputs pass through shared memory one by one, of 32 bits and of 16.
+const WRITTEN_LAST: [f64; 2] = [5.5, 4.0];
+/// How much longer the memory takes to write a voxel of NDHWC whose groups different blocks write.
+const PARTED: f64 = 2.1;
 const COUNTED: f64 = 4.0;
 const NORMALIZED: f64 = 1.6;
 const ROUNDED: f64 = 2.5;
@@ -96,7 +105,10 @@ impl fmt::Display for ImplicitGemm<'_> {
         write!(f, "implicit_gemm {} {lines} lines of {segments} segments, ", self.operand.name())?;
         let Self { box_d, units_h, blocks_h, stages, .. } = self;
         write!(f, "boxes of {box_d}x{units_h}x{blocks_h}, {stages} stages{}", self.way)?;
-        f.write_str(if self.joined { ", joined" } else { "" })
+        match self.kernel.param("VOXEL") {
+            Some(bytes) => write!(f, ", {bytes} bytes of a voxel"),
+            None => f.write_str(if self.joined { ", joined" } else { "" }),
+        }
     }
 }
 
@@ -143,7 +155,7 @@ fn bent(code: i32) -> f64 {
 
 impl<'a> ImplicitGemm<'a> {
     /// Every plan, where the stride along width is 2, taps reach no further along it than a box's margin, and input and
-    /// output are NCDHW; not for float64, not past its 32-bit counts.
+    /// output are alike, of NDHWC with whole pieces of a voxel in each group; not for float64, not past its 32-bit counts.
     pub(super) fn all(context: Context<'a>) -> Vec<ImplicitGemm<'a>> {
         let request = context.request;
         let geometry = &request.geometry;
@@ -164,13 +176,20 @@ impl<'a> ImplicitGemm<'a> {
             return Vec::new();
         };
         let near = width.padding <= 2 * MARGIN && reach <= 2 * MARGIN + 1 + width.padding;
-        let ncdhw = [request.input_format, request.output_format] == [MemoryFormat::Contiguous; 2];
+        let alike = request.input_format == request.output_format;
+        let last = request.output_format == MemoryFormat::ChannelsLast3d;
         let classes = product(&[depth.stride, height.stride]).is_some_and(|classes| classes <= MOST_CLASSES);
-        if width.stride != 2 || width.kernel > MOST_WIDTH || !near || !fits || !ncdhw || !classes {
+        if width.stride != 2 || width.kernel > MOST_WIDTH || !near || !fits || !alike || !classes {
             return Vec::new();
         }
         let types = operand.types(context);
-        let is_it = |kernel: &&Variant| kernel.param("KIND") == Some(kind(operand) as i64);
+        let bytes = geometry.conv().out_channels() / geometry.conv().groups() * request.dtype.size();
+        let pieces = |kernel: &Variant| bytes.is_multiple_of(size(kernel, "VOXEL"));
+        let is_it = |kernel: &&Variant| {
+            kernel.param("KIND") == Some(kind(operand) as i64)
+                && kernel.param("VOXEL").is_some() == last
+                && (!last || pieces(kernel))
+        };
         let kernels = context.kernels("implicit_gemm", &types).filter(is_it);
         // Those that count what they write do nothing else.
         let does = |kernel: &Variant, way| kernel.param("COUNTS").is_some() == (way == Way::Counted);
@@ -218,7 +237,9 @@ impl<'a> ImplicitGemm<'a> {
         let box_h = product(&[units_h, blocks_h, block_h])?;
         let boxes =
             [depth.output.div_ceil(box_d), height.output.div_ceil(box_h), width.output.div_ceil(2 * span)];
-        if joined && boxes[2] > 1 || !joined && lines_of_block > 1 {
+        // Bytes of a voxel that are written at once, of NDHWC, where lines are stored one by one.
+        let voxel = kernel.param("VOXEL").map(|bytes| bytes as usize);
+        if joined && (boxes[2] > 1 || voxel.is_some()) || !joined && lines_of_block > 1 && voxel.is_none() {
             return None;
         }
         // Row blocks that no unit has.
@@ -246,13 +267,17 @@ impl<'a> ImplicitGemm<'a> {
         let run = if joined { run } else { width.output.min(2 * span) };
         let sector = SECTOR / element;
         let runs = if joined { blocks_h } else { blocks_h * height.stride };
-        let linked = boxes[2] == 1 && run >= sector;
+        let linked = boxes[2] == 1 && run >= sector && voxel.is_none();
         let run_words = product(&[run + sector - 1, element])?.div_ceil(4);
         // Where all lines start at whole vectors, four sums of a lane are collected at once.
         let plane = product(&[depth.output, height.output, width.output])?;
         let at_once = element == 4 && plane.is_multiple_of(4) && width.output.is_multiple_of(4);
         let apart = if at_once { 16 } else { 8 };
-        let run_pitch = (run_words.saturating_sub(apart).next_multiple_of(32) + apart) * 4 / element;
+        let run_pitch = match voxel {
+            // A warp has its lines whole, with room behind every four voxels.
+            Some(bytes) => lines_of_block * span * (2 * bytes + VOXEL_PAD / 2) / 8 / element,
+            None => (run_words.saturating_sub(apart).next_multiple_of(32) + apart) * 4 / element,
+        };
         let warps = 4 * warpgroups;
         let shared = 16 * entries
             + 4 * product(&[stages, chunks, words])?
@@ -267,7 +292,8 @@ impl<'a> ImplicitGemm<'a> {
         let of_sample: usize = product(&boxes)?;
         let blocks_of_group = (context.device.multiprocessors / groups).clamp(1, samples * of_sample);
         let items = product(&[samples, of_sample])?;
-        let units = box_d * units_h * tiles;
+        let of_unit = voxel.map_or(1, |bytes| bytes / (8 * element));
+        let units = box_d * units_h * tiles / of_unit;
         if (stages - 1) * units < warps - 1 {
             return None;
         }
@@ -285,17 +311,22 @@ impl<'a> ImplicitGemm<'a> {
         let each = |count: usize| count as f64;
         let steps = each(entries) / 8.0 / each(depth.stride);
         let outputs = each(blocks_h * lines_of_block * segments * 16 * height.stride);
-        let of = |activation| outputs * bent(activation_code(activation).0);
         let products = steps * (each(lines_of_block * segments * 4) * TILE[kind(operand)] + STEP);
-        let unit = (products + BLOCK + RESIDUE * each(height.stride)) * each(blocks_h) + UNIT;
+        let unit = (products + BLOCK + RESIDUE * each(height.stride)) * each(blocks_h * of_unit) + UNIT;
         let unit = unit + STORED * each(runs);
+        let outputs = outputs * each(of_unit);
+        let of = |activation| outputs * bent(activation_code(activation).0);
         let vectors = each(chunks * planes * lines * (span / 4 + 2));
-        let scattered = if width.input.is_multiple_of(4) { 1.0 } else { 3.0 };
+        let scattered = match voxel {
+            Some(_) => SCATTERED_LAST[kind(operand)],
+            None if width.input.is_multiple_of(4) => 1.0,
+            None => SCATTERED,
+        };
         let rounds = groups.div_ceil(context.device.multiprocessors);
         let turns = each(items.div_ceil(blocks_of_group) * rounds);
         let of_word = if half { 2.0 } else { 1.0 };
         let brought = turns * ((vectors / each(PRODUCERS)).ceil() * VECTOR * of_word * scattered + BOX);
-        let stored = if joined { run * runs * units_h } else { run };
+        let stored = if joined { run * runs * units_h } else { run * voxel.map_or(1, |_| 8 * of_unit) };
         let apart = APART * (1.0 - 1.0 / each(blocks_h));
         let memory = context.device.memory(MEMORY)
             / (1.0 + RUN[usize::from(!joined)] / (stored * element) as f64 + apart);
@@ -319,7 +350,9 @@ impl<'a> ImplicitGemm<'a> {
             let waits = WAITS.get(stages - 2).copied().unwrap_or(1.0);
             START + weights + ends + (most + SEEN * (parts.iter().sum::<f64>() - most)) * waits
         };
-        let (written, counted) = (outputs * WRITTEN, outputs * COUNTED);
+        let written = voxel.map_or(WRITTEN, |_| WRITTEN_LAST[usize::from(half)]);
+        let (written, counted) = (outputs * written, outputs * COUNTED);
+        let y = if voxel.is_some() && groups > 1 { y * PARTED } else { y };
         let merged = norm::MERGE + 24.0 * each(partials) / context.device.memory(MEMORY);
         let activated = of(epilogue(&request.block)[0]);
         let seconds = match way {

@@ -30,6 +30,9 @@
 // at the ends of a unit, or of each run, lanes store single elements. Warps take units along height, then along channels, then
 // along depth: what they store at the same time lies close by.
 //
+// With VOXEL input and output are NDHWC. Then words are asked for one by one, and a unit of work has all tiles of channels that make up
+// VOXEL bytes of a voxel of y: these are collected voxel by voxel, and stored by lanes, whole sectors (`implicit_voxels.cuh`).
+//
 // # Modes
 //
 // As in `shuffle_gemm`: `mode` 0 writes y; 1 writes statistics instead; 2 writes y normalized. 3, which kernels with `COUNTS`
@@ -56,14 +59,16 @@
 //
 // Threads: THREADS, 128 more than the warps that multiply have. Grid: groups times `blocks_of_group`. Boxes of an axis are
 // ceil(output/box), of height `box_h = units_h*blocks_h*LINES*h_stride`; `box_d` is a multiple of the stride. LINES above 1
-// want `joined`; `linked` wants boxes as wide as y, and runs, but for y's last ones, of a sector at least. Units of a box times `stages - 1` are at least WARPS - 1, or a warp takes one stage for another. Bytes of
-// dynamic shared memory: `16*entries + stages*4*words*x_c + 64*parts*tiles*entries + 96*tiles + rows +
+// want `joined`; `linked` wants boxes as wide as y, and runs, but for y's last ones, of a sector at least. Units of a box times
+// `stages - 1` are at least WARPS - 1, or a warp takes one stage for another. Bytes of dynamic shared memory: `16*entries + stages*4*words*x_c + 64*parts*tiles*entries + 96*tiles + rows +
 // WARPS*8*run_pitch*element`: parts 2 and rows 64*tiles*d_stride*h_stride for KIND 2, else 1 and none; words channels of the input (KIND 0:
 // pairs); x_c a multiple of 16, but not of 32, of at least planes*lines*PITCH; tiles of 8 channels of a group; `entries` those
 // of all pairs of residues, each a multiple of 8; `planes` and `lines` of input that a box has at most; run_pitch elements, a
 // multiple of 32 bytes, of at least a run and 32 bytes but one element: from a place that is no multiple of them the copy engine
-// takes half as long again. Offsets along width are from -MARGIN to MARGIN.
-// d_stride*h_stride is at most MOST_CLASSES, taps along width at most MOST_WIDTH. x and y are dense NCDHW, starting at
+// takes half as long again; with VOXEL as many as make LINES lines of 2*SPAN voxels, with 32 bytes more for each four. VOXEL is a
+// multiple of 8 elements and of 32 bytes, and what a group has of a voxel one of VOXEL; there is no `joined` then, which LINES above 1
+// does not want, and no `linked`. Offsets along width are from -MARGIN to MARGIN.
+// d_stride*h_stride is at most MOST_CLASSES, taps along width at most MOST_WIDTH. x and y are dense, starting at
 // multiples of 16 bytes; all that is counted in a sample, units of work and partials are below 2^31.
 //
 // Parameters, i32 but for pointers, `x_n`, `y_n` (i64) and `slope` (f64): `x`, `w`, `bias`, `y`; `in_per_group`,
@@ -78,6 +83,7 @@
 
 #include "copy_async.cuh"
 #include "implicit_tiles.cuh"
+#include "implicit_voxels.cuh"
 #include "launch.cuh"
 #include "store_async.cuh"
 #include "stored.cuh"
@@ -115,8 +121,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
     // For each warp that multiplies whether a weight is.
     __shared__ int bad_weight[WARPS];
     // What a lane has of the statistics where sums of 16 bits and what is made of them leave no registers for it.
-    constexpr bool TALLIED = BOTH && KIND == 0;
-    __shared__ Tally tallies[TALLIED ? 32 * WARPS : 1];
+    constexpr bool TALLIED = BOTH && KIND == 0 || OF_UNIT > 1;
+    __shared__ Tally tallies[OF_UNIT][TALLIED ? 32 * WARPS : 1];
 
     const int taps = d_kernel * h_kernel * w_kernel, channels = groups * out_per_group;
     // What roles compute anew, so that no registers are kept for it from one to the next.
@@ -124,8 +130,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
     {
         const Shares own = shares();
         if (threadIdx.x < DIVISORS) {
-            const int numbers[DIVISORS] = {boxes_w,  boxes_h, boxes_d,   planes * lines * VECTORS, lines, d_stride,
-                                           h_stride, units_h, own.tiles,   stages, box_d * units_h * own.tiles, max(group_channels, 1)};
+            const int numbers[DIVISORS] = {boxes_w,  boxes_h, boxes_d,   VOXELS ? own.words : planes * lines * VECTORS, lines, d_stride,
+                                           h_stride, units_h, own.tiles,   stages, box_d * units_h * own.tiles / OF_UNIT, max(group_channels, 1)};
             int by_this = 0;
 #pragma unroll
             for (int i = 0; i < DIVISORS; i++) by_this = threadIdx.x == i ? numbers[i] : by_this;
@@ -147,7 +153,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
             most_exponent = 0, most_negative = 0;
             for (int i = 0; i < stages; i++) {
                 barrier_init(shared(barriers + 2 * i), PRODUCERS);
-                barrier_init(shared(barriers + 2 * i + 1), 32 * box_d * units_h * own.tiles);
+                barrier_init(shared(barriers + 2 * i + 1), 32 * box_d * units_h * own.tiles / OF_UNIT);
             }
             asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
         }
@@ -167,9 +173,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
         const Shares own = shares();
         const int thread = threadIdx.x - 32 * WARPS, plane = h_input * w_input;
         const int of_one = planes * lines * VECTORS, all = own.words * of_one;
-        const bool vectors = w_input % 4 == 0;
-        // Vectors of a channel lie side by side.
-        const auto vector_at = [&](unsigned *inputs, int i, int c) { return inputs + c * (x_c - 4 * of_one) + 4 * i; };
+        const bool vectors = !VOXELS && w_input % 4 == 0;
+        const int in_channels = groups * in_per_group;
+        // Vectors of a channel lie side by side. Of NDHWC neighbouring threads ask for neighbouring channels, and a vector's number is another.
+        const auto channel_of = [&](int i) {
+            const int by_this = by.channel.divide(i);
+            return VOXELS ? i - by_this * own.words : by_this;
+        };
+        const auto in_channel = [&](int i, int c) { return VOXELS ? by.channel.divide(i) : i - c * of_one; };
+        const auto vector_at = [&](unsigned *inputs, int i, int c) {
+            return VOXELS ? inputs + (c * x_c + 4 * in_channel(i, c)) : inputs + c * (x_c - 4 * of_one) + 4 * i;
+        };
         // Boxes asked for, and those that are there.
         int asked = 0, done = 0;
 #pragma unroll 1
@@ -182,11 +196,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
                 const Box box(item, by, boxes_w, boxes_h, boxes_d);
                 const int id0 = by.d_stride.divide(box.d * box_d) + first_d, ih0 = box.h * units_h * blocks_h * LINES + first_h;
                 const int iw0 = box.w * SPAN - MARGIN;
-                const Element *const from = x + box.sample * x_n + (long long)own.group * in_per_group * d_input * plane;
+                const Element *const from = x + box.sample * x_n + (long long)own.group * in_per_group * (VOXELS ? 1 : d_input * plane);
                 unsigned *const inputs = own.ring + slot * own.stage_words;
 #pragma unroll 2
                 for (int i = thread; i < all; i += PRODUCERS) {
-                    const int c = by.channel.divide(i), of_channel = i - c * of_one, line = of_channel / VECTORS;
+                    const int c = channel_of(i), of_channel = in_channel(i, c), line = of_channel / VECTORS;
                     const int p = by.lines.divide(line), d = id0 + p, h = ih0 + line - p * lines, column = iw0 + (of_channel - line * VECTORS) * 4;
                     const bool there = (unsigned)d < (unsigned)d_input && (unsigned)h < (unsigned)h_input;
                     Element *const to = (Element *)vector_at(inputs, i, c);
@@ -194,7 +208,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
                     for (int e = 0; e < CHANNELS; e++) {
                         const int channel = c * CHANNELS + e;
                         const bool has = there && channel < in_per_group;
-                        const Element *const at = from + ((channel * d_input + d) * plane + h * w_input + column);
+                        const int voxel = d * plane + h * w_input + column, next = VOXELS ? in_channels : 1;
+                        const Element *const at = from + (VOXELS ? voxel * in_channels + channel : channel * d_input * plane + voxel);
                         if (vectors) {
                             const bool inside = has && (unsigned)column < (unsigned)w_input;
                             copy_async<4 * sizeof(Element)>(shared(to + 4 * e), inside ? at : x, inside);
@@ -203,9 +218,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
                             for (int f = 0; f < 4; f++) {
                                 const bool inside = has && (unsigned)(column + f) < (unsigned)w_input;
 #if KIND == 0
-                                to[4 * e + f] = inside ? at[f] : Element{};
+                                to[4 * e + f] = inside ? at[f * next] : Element{};
 #else
-                                copy_async<4>(shared(to + f), inside ? at + f : x, inside);
+                                copy_async<4>(shared(to + f), inside ? at + f * next : x, inside);
 #endif
                             }
                         }
@@ -229,7 +244,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
 #pragma unroll 4
             for (int i = thread; i < all; i += PRODUCERS) {
                 alignas(16) Element v[OF_VECTOR];
-                *(uint4 *)v = *(const uint4 *)vector_at(inputs, i, by.channel.divide(i));
+                *(uint4 *)v = *(const uint4 *)vector_at(inputs, i, channel_of(i));
                 most.see(v);
             }
             const unsigned most_of_warp = __reduce_max_sync(0xffffffffu, __float_as_uint(most.most));
@@ -241,7 +256,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
             // Each thread what it has asked for.
 #pragma unroll 4
             for (int i = thread; i < all; i += PRODUCERS) {
-                uint4 *const at = (uint4 *)vector_at(inputs, i, by.channel.divide(i));
+                uint4 *const at = (uint4 *)vector_at(inputs, i, channel_of(i));
                 alignas(16) Element v[OF_VECTOR];
                 *(uint4 *)v = *at;
 #if SCALED
@@ -405,7 +420,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
     }
     // From here on of the lane's number only these are kept.
     const int g = hidden(lane / 4), t = hidden(lane % 4);
-    Element *const area = own.areas + (threadIdx.x / 32 * 8 + g) * run_pitch;
+    Element *const area = own.areas + (threadIdx.x / 32 * 8 + (VOXELS ? 0 : g)) * run_pitch;
     const bool counts = BOTH || mode == 1;
     const long long plane = (long long)d_output * h_output * w_output;
     // The statistics.
@@ -418,24 +433,32 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
         const int ordinal = by.units.divide(number), item = own.first_item + ordinal * blocks_of_group;
         if (item >= items) break;
         const Box box(item, by, boxes_w, boxes_h, boxes_d);
-        const int unit = number - ordinal * (box_d * units_h * own.tiles), column = by.units_h.divide(unit), unit_h = unit - column * units_h;
-        const int d = by.tiles.divide(column), tile = column - d * own.tiles, at_d = by.d_stride.divide(d);
+        const int unit = number - ordinal * (box_d * units_h * own.tiles / OF_UNIT), column = by.units_h.divide(unit), unit_h = unit - column * units_h;
+        const int d = by.tiles.divide(OF_UNIT * column), first_tile = OF_UNIT * column - d * own.tiles, at_d = by.d_stride.divide(d);
         const int turn = by.stages.divide(ordinal), slot = ordinal - turn * stages;
         const int od = box.d * box_d + d, j = box.w * SPAN, columns = min(2 * SPAN, w_output - 2 * j);
-        const int o = 8 * tile + g, channel = own.group * out_per_group + o;
+        // Of the first tile, or the one at hand; of NDHWC there are whole units.
+        int tile = first_tile, o = 8 * tile + g;
+        const int channel = own.group * out_per_group + o;
         const bool there = o < out_per_group;
         const int first_pair = (d - at_d * d_stride) * h_stride;
         const unsigned barrier = shared(barriers + 2 * slot);
-        float norm_mean = 0.0f, norm_rstd = 0.0f;
-        if (!BOTH && mode == 2 && there) {
-            const int at = box.sample * norm_groups + by.group_channels.divide(channel);
-            norm_mean = mean[at], norm_rstd = rstd[at];
-        }
-        Tally own_tally, &tally = TALLIED ? tallies[threadIdx.x] : own_tally;
+        float norm_mean[OF_UNIT] = {}, norm_rstd[OF_UNIT] = {};
+        if (!BOTH && mode == 2 && there)
+#pragma unroll
+            for (int i = 0; i < OF_UNIT; i++) {
+                const int at = box.sample * norm_groups + by.group_channels.divide(channel + 8 * i);
+                norm_mean[i] = mean[at], norm_rstd[i] = rstd[at];
+            }
+        Tally own_tally;
+        const auto tally_of = [&](int of_unit) -> Tally & { return TALLIED ? tallies[of_unit][threadIdx.x] : own_tally; };
         const int first_line = (box.h * units_h + unit_h) * blocks_h * (LINES * h_stride);
         const int unit_end = od < d_output ? min(h_output, first_line + blocks_h * (LINES * h_stride)) : first_line;
-        tally = {0.0f, 0.0f, 0.0f, ((item * box_d + d) * units_h + unit_h) * channels + channel, max(unit_end - first_line, 0) * columns};
-        Element *to = y + box.sample * y_n + channel * plane + ((long long)(od * h_output + first_line) * w_output + 2 * j);
+#pragma unroll
+        for (int i = 0; i < OF_UNIT; i++)
+            tally_of(i) = {0.0f, 0.0f, 0.0f, ((item * box_d + d) * units_h + unit_h) * channels + channel + 8 * i, max(unit_end - first_line, 0) * columns};
+        const long long voxel = (long long)(od * h_output + first_line) * w_output + 2 * j;
+        Element *to = y + box.sample * y_n + (VOXELS ? voxel * channels + channel - g : channel * plane + voxel);
         const unsigned *inputs =
             own.ring + slot * own.stage_words + (at_d * lines + unit_h * blocks_h * LINES) * PITCH + (MARGIN + position_of(g));
         barrier_wait(barrier, turn & 1);
@@ -448,10 +471,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
 #endif
         // Row block by row block.
 #pragma unroll 1
-        for (int oh = first_line; oh < unit_end; oh += LINES * h_stride, to += LINES * h_stride * w_output, inputs += LINES * PITCH) {
+        for (int oh = first_line; oh < unit_end; oh += LINES * h_stride, to += LINES * h_stride * w_output * (VOXELS ? channels : 1), inputs += LINES * PITCH) {
             const int here = min(unit_end - oh, LINES * h_stride), residues = min(here, h_stride);
 #pragma unroll 1
-            for (int residue = 0; residue < residues; residue++) {
+            for (int part = 0; part < residues * OF_UNIT; part++) {
+                const int residue = part / OF_UNIT, of_unit = part % OF_UNIT;
+                if (OF_UNIT > 1) tile = first_tile + of_unit, o = 8 * tile + g;
+                Tally &tally = tally_of(of_unit);
                 Sums sum;
                 float(&v)[SUMS] = *(float(*)[SUMS])sum;
                 const float add = own.of_channel[o];
@@ -525,10 +551,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
                             if ((unsigned)id >= (unsigned)d_input || (unsigned)ih >= (unsigned)h_input) continue;
                             if (at < 0 || at % 2 || iw >= w_input) continue;
                             const int in_plane = h_input * w_input;
-                            const Element *value = x + box.sample * x_n + ((long long)own.group * in_per_group * d_input * in_plane + (id * in_plane + ih * w_input + iw));
+                            const int in_channels = groups * in_per_group, first = own.group * in_per_group, voxel = id * in_plane + ih * w_input + iw;
+                            const Element *value = x + box.sample * x_n + (VOXELS ? (long long)voxel * in_channels + first : (long long)first * d_input * in_plane + voxel);
                             const Element *weight = w + ((long long)own.group * in_per_group * out_per_group * taps + (o * taps + tap));
 #pragma unroll 1
-                            for (int c = 0; c < in_per_group; c++, value += d_input * in_plane, weight += out_per_group * taps)
+                            for (int c = 0; c < in_per_group; c++, value += VOXELS ? 1 : d_input * in_plane, weight += out_per_group * taps)
                                 of_definition = fmaf(widen(*value), widen(*weight), of_definition);
                         }
 #pragma unroll
@@ -598,13 +625,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
                     continue;
                 }
                 if (!BOTH && mode == 2) {
-                    const float factor = norm_rstd * own.of_channel[8 * own.tiles + o], addend = own.of_channel[16 * own.tiles + o];
-                    bend(v, activation, (float)slope, [&](int, float x) { return (x - norm_mean) * factor + addend; });
+                    // By no number: arrays would not stay in registers.
+                    const float less = of_unit ? norm_mean[OF_UNIT - 1] : norm_mean[0], rstd = of_unit ? norm_rstd[OF_UNIT - 1] : norm_rstd[0];
+                    const float factor = rstd * own.of_channel[8 * own.tiles + o], addend = own.of_channel[16 * own.tiles + o];
+                    bend(v, activation, (float)slope, [&](int, float x) { return (x - less) * factor + addend; });
                     bend(v, post_activation, (float)post_slope);
                 } else {
                     bend(v, activation, (float)slope);
                 }
 
+                if constexpr (VOXELS) {
+                    store_voxels(sum, area, to + residue * w_output * channels, columns, left, h_stride * w_output * channels, channels, of_unit);
+                    continue;
+                }
                 // A run starts as far from a sector in shared memory as in y.
                 Element *const line_to = to + (joined ? 0 : residue * w_output);
                 const int ahead = past_whole<STORED>(line_to);
@@ -673,14 +706,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
         }
         // Each lane has what it needs of the stage.
         barrier_arrive(barrier + 8);
-        if (counts) {
-            const float all = over_lanes(tally.off), apart = all / max(tally.count, 1), m2 = over_lanes(tally.squares) - all * apart;
-            if (t == 0 && there) {
-                part_mean[tally.partial] = tally.around + apart;
-                part_m2[tally.partial] = max(m2, 0.0f);
-                part_count[tally.partial] = tally.count;
+        if (counts)
+#pragma unroll
+            for (int i = 0; i < OF_UNIT; i++) {
+                const Tally &tally = tally_of(i);
+                const float all = over_lanes(tally.off), apart = all / max(tally.count, 1), m2 = over_lanes(tally.squares) - all * apart;
+                if (t == 0 && there) {
+                    part_mean[tally.partial] = tally.around + apart;
+                    part_m2[tally.partial] = max(m2, 0.0f);
+                    part_count[tally.partial] = tally.count;
+                }
             }
-        }
     }
-    if (t == 0) stored_read();
+    if (!VOXELS && t == 0) stored_read();
 }

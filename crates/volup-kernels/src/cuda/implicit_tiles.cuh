@@ -15,6 +15,14 @@ constexpr bool BOTH = true;
 #else
 constexpr bool BOTH = false;
 #endif
+/// Whether input and output are NDHWC, and tiles of eight channels of a unit of work: there as many as VOXEL bytes of a voxel of y are.
+#ifdef VOXEL
+constexpr bool VOXELS = true;
+constexpr int OF_UNIT = VOXEL / (8 * sizeof(Element));
+#else
+constexpr bool VOXELS = false;
+constexpr int OF_UNIT = 1;
+#endif
 /// Warps that multiply, and threads that bring what they do; what registers both have.
 constexpr int WARPS = 4 * WARPGROUPS, PRODUCERS = 128, THREADS = 32 * WARPS + PRODUCERS;
 constexpr int PRODUCER_REGISTERS = WARPGROUPS == 2 ? 88 : WARPGROUPS == 3 && KIND == 1 ? 80 : 56;

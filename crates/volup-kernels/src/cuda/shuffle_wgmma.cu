@@ -30,7 +30,7 @@
 // of what y holds, rounded, through `post_activation`: for training, where both come from the same y. A lane keeps the mean
 // of what it has computed of its pair, and the squared deviations from it, tile by tile in order. Partial
 // `(sample*groups + group)*pairs + pair` is what the team `group` has of a pair; groups are the teams of one row block, pairs half the
-// rows of all. All partials are written.
+// rows of all. With LAST a partial is of a row of W instead. All partials are written.
 //
 // # Numbers
 //
@@ -43,21 +43,23 @@
 //
 // 640 threads. Grid: any multiple of `row_blocks` along the first axis. Bytes of dynamic shared memory: `32*stages*teams`
 // rounded up to 128, `size*KC*chunks*64*row_groups*parts` for the weights and `teams*stages*parts` times a stage: panels of 16 bytes,
-// a multiple of 128 of them and one more each: of KIND 0 POS/8 of KC rows, else KC/4 of POS rows. size is that of an element, parts 2 for
-// KIND 3, else 1, teams 4/row_groups; where outputs are collected 16 areas of AREA bytes more. `ahead`, 1 or 2, and what is multiplied
-// meanwhile, two stages where there are several `chunks`, are at most `stages`. x is dense, y lies as its strides say, 1 along width, x and y
-// start at multiples of 16 bytes, which a channel of x is a multiple of. What is counted in a sample, stages of all items and groups
-// of all samples are below 2^31.
+// a multiple of 128 of them and FREE more each: of KIND 0 and NCDHW POS/8 of KC rows, else KC/VECTOR of POS rows. size is that of an
+// element, parts 2 for KIND 3, else 1, teams 4/row_groups; where outputs are collected 16 areas of AREA bytes more. `ahead`, 1 or 2, and
+// what is multiplied meanwhile, two stages where there are several `chunks`, are at most `stages`. x is dense, y lies as its strides say,
+// 1 along width, with LAST dense too, x and y start at multiples of 16 bytes, which a channel of x is a multiple of, with LAST a position.
+// What is counted in a sample, stages of all items and groups of all samples are below 2^31.
 //
 // `how` outputs are written: 0, a position's two residues at once; 1, 16 bytes, where lines of x are a multiple of 4 positions (float32:
 // of 2); 2, each warp collects those of PART_POS positions, in areas behind the rings, and the copy engine stores whole lines. Of that
 // 2^`line_bits` positions, a multiple of 8, are a line of x, or a part of a longer one. Where h_stride divides 8 and no line is longer,
 // `past_line` elements are stored with the first line of y that one of x gives: the other h_stride - 1 lines, which lie right behind. Else 0.
+// With LAST: 0, two channels of a position at once; 2, a warpgroup collects what it has of PART_POS positions, and its lanes store 16 bytes
+// at once, which what a position has of a line of y, `w_stride*out_channels`, is a multiple of.
 //
 // Parameters, i32 but for pointers, `x_n`, `y_n` (i64) and the slopes (f64): `x`, `w`, `bias`, `y`, `in_channels`,
 // `out_channels`, `volume`, `plane`, `width` (positions of a sample, a plane, a line), `d_stride`, `h_stride`, `x_n`, `y_n`,
 // `y_c`, `y_d`, `y_h` (strides in elements), `chunks` (of KC channels), `pos_blocks` (of a sample), `items` (of all),
-// `row_blocks`, `row_groups`, `stages`, `ahead`, `how`, `line_bits`, `past_line`, `has_bias`, `activation`, `slope`, then as in
+// `row_blocks`, `row_groups`, `stages`, `ahead`, `how`, `line_bits`, `past_line`, `w_stride`, `has_bias`, `activation`, `slope`, then as in
 // `shuffle_gemm` `part_mean`, `part_m2`, `part_count`, `mean`, `rstd`, `gamma`, `beta`, `norm_groups`, `group_channels`, `post_activation`,
 // `post_slope`.
 

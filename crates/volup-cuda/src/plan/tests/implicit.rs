@@ -103,6 +103,8 @@ struct Layout {
     samples: i64,
     joined: bool,
     linked: bool,
+    /// Of NDHWC, bytes of a voxel that are written at once.
+    voxel: Option<i64>,
     blocks_of_group: i64,
 }
 
@@ -129,6 +131,7 @@ impl Layout {
             samples,
             joined: joined == 1,
             linked: linked == 1,
+            voxel: call.variant.param("VOXEL"),
             blocks_of_group,
         }
     }
@@ -163,6 +166,11 @@ impl Layout {
     /// Tiles of eight channels.
     fn tiles(&self) -> i64 {
         ceil(self.output, 8)
+    }
+
+    /// Where a channel of a voxel lies in a sample, of so many channels and voxels.
+    fn place(&self, [channel, channels]: [i64; 2], [voxel, voxels]: [i64; 2]) -> i64 {
+        if self.voxel.is_some() { voxel * channels + channel } else { channel * voxels + voxel }
     }
 
     fn taps(&self) -> i64 {
@@ -260,14 +268,23 @@ pub fn check(call: &Call<'_>) {
     let [stages, run_pitch] = call.ints(["stages", "run_pitch"]);
     let element = call.pointer("y").width as i64;
     assert!(layout.boxes[2] == 1 || !layout.joined, "{what}");
-    assert!(layout.joined || layout.lines_of_block == 1, "{what}");
-    let run = if layout.joined { layout.block_h() * width.output } else { width.output.min(sizes[2]) };
-    let least = run * element + SECTOR - element;
-    assert!(run_pitch * element >= least && run_pitch * element % SECTOR == 0, "{what}");
-    assert!(run_pitch * element < least + 224, "{what}");
-    assert_eq!(layout.linked, layout.boxes[2] == 1 && run * element >= SECTOR, "{what}");
+    if let Some(voxel) = layout.voxel {
+        // All voxels of a warp's lines, and a sector more for each four.
+        let area = layout.lines_of_block * sizes[2] * (voxel + SECTOR / 4);
+        assert_eq!(8 * run_pitch * element, area, "{what}");
+        assert!(!layout.joined && !layout.linked && layout.output * element % voxel == 0, "{what}");
+        assert!(layout.channels() * element % 16 == 0 && voxel % (8 * element) == 0, "{what}");
+    } else {
+        assert!(layout.joined || layout.lines_of_block == 1, "{what}");
+        let run = if layout.joined { layout.block_h() * width.output } else { width.output.min(sizes[2]) };
+        let least = run * element + SECTOR - element;
+        assert!(run_pitch * element >= least && run_pitch * element % SECTOR == 0, "{what}");
+        assert!(run_pitch * element < least + 224, "{what}");
+        assert_eq!(layout.linked, layout.boxes[2] == 1 && run * element >= SECTOR, "{what}");
+    }
     // No warp takes one box for another.
-    let units = layout.box_d * layout.units_h * layout.tiles();
+    let units =
+        layout.box_d * layout.units_h * layout.tiles() / layout.voxel.map_or(1, |v| v / (8 * element));
     assert!((2..=MOST_STAGES).contains(&stages) && (stages - 1) * units >= layout.warps - 1, "{what}");
 
     let shared = 16 * entries
@@ -318,12 +335,13 @@ pub fn features(call: &Call<'_>) -> Vec<&'static str> {
     let found = [
         ("blocks of many boxes", layout.items() > layout.blocks_of_group),
         ("boxes past the end", depth.output % box_d > 0),
+        ("channels last, few", layout.voxel.is_some()),
         ("channels of a group past a tile", layout.output % 8 > 0),
         ("channels that a pair lacks", layout.input % layout.together > 0),
         ("columns past the end", width.output % box_w > 0 && layout.boxes[2] > 1),
         ("groups", layout.groups > 1),
         ("inputs of one column", offsets.iter().any(|(_, taps)| taps.contains(&None))),
-        ("lines apart", !layout.joined && !layout.linked),
+        ("lines apart", !layout.joined && !layout.linked && layout.voxel.is_none()),
         ("lines that follow each other", !layout.joined && layout.linked),
         ("lines one by one", width.input % 4 > 0),
         ("lines past the end", height.output % box_h > 0),
@@ -363,7 +381,9 @@ fn defined(layout: &Layout, [x, w]: [&[f64]; 2], [n, channel, place @ ..]: [i64;
             for (kw, iw) in &taps[2] {
                 let tap = (kd * height.kernel + kh) * width.kernel + kw;
                 for c in group * layout.input..(group + 1) * layout.input {
-                    let at = n * x_n + ((c * depth.input + d) * height.input + h) * width.input + iw;
+                    let voxel = (d * height.input + h) * width.input + iw;
+                    let voxels = depth.input * height.input * width.input;
+                    let at = n * x_n + layout.place([c, layout.groups * layout.input], [voxel, voxels]);
                     sum += x[at as usize] * w[((c * layout.output + o) * layout.taps() + tap) as usize];
                 }
             }
@@ -403,7 +423,8 @@ pub fn run(call: &Call<'_>, machine: &mut Machine) {
             {
                 let value = of(function, defined(&layout, [&x, &w], [n, channel, d, h, column]) + add);
                 if mode != 1 {
-                    let at = ((channel * depth + d) * height + h) * width + column;
+                    let voxels = [(d * height + h) * width + column, depth * height * width];
+                    let at = layout.place([channel, layout.channels()], voxels);
                     let value = normalized.as_ref().map_or(value, |normalized| normalized(value));
                     machine.write(y, n * call.int("y_n") + at, value);
                 }
