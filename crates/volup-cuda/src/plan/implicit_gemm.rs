@@ -106,6 +106,7 @@ impl fmt::Display for ImplicitGemm<'_> {
         let Self { box_d, units_h, blocks_h, stages, .. } = self;
         write!(f, "boxes of {box_d}x{units_h}x{blocks_h}, {stages} stages{}", self.way)?;
         match self.kernel.param("VOXEL") {
+            Some(0) => f.write_str(", channels last to first"),
             Some(bytes) => write!(f, ", {bytes} bytes of a voxel"),
             None => f.write_str(if self.joined { ", joined" } else { "" }),
         }
@@ -155,7 +156,8 @@ fn bent(code: i32) -> f64 {
 
 impl<'a> ImplicitGemm<'a> {
     /// Every plan, where the stride along width is 2, taps reach no further along it than a box's margin, and input and
-    /// output are alike, of NDHWC with whole pieces of a voxel in each group; not for float64, not past its 32-bit counts.
+    /// output are alike, of NDHWC with whole pieces of a voxel in each group, or the output alone is NCDHW; not for float64, not past
+    /// its 32-bit counts.
     pub(super) fn all(context: Context<'a>) -> Vec<ImplicitGemm<'a>> {
         let request = context.request;
         let geometry = &request.geometry;
@@ -176,19 +178,21 @@ impl<'a> ImplicitGemm<'a> {
             return Vec::new();
         };
         let near = width.padding <= 2 * MARGIN && reach <= 2 * MARGIN + 1 + width.padding;
-        let alike = request.input_format == request.output_format;
-        let last = request.output_format == MemoryFormat::ChannelsLast3d;
+        let [of_last, last] = [request.input_format, request.output_format]
+            .map(|format| format == MemoryFormat::ChannelsLast3d);
         let classes = product(&[depth.stride, height.stride]).is_some_and(|classes| classes <= MOST_CLASSES);
-        if width.stride != 2 || width.kernel > MOST_WIDTH || !near || !fits || !alike || !classes {
+        if width.stride != 2 || width.kernel > MOST_WIDTH || !near || !fits || !of_last && last || !classes {
             return Vec::new();
         }
         let types = operand.types(context);
         let bytes = geometry.conv().out_channels() / geometry.conv().groups() * request.dtype.size();
-        let pieces = |kernel: &Variant| bytes.is_multiple_of(size(kernel, "VOXEL"));
+        let formats = |voxel: Option<i64>| match voxel {
+            None => !of_last,
+            Some(0) => of_last && !last,
+            Some(voxel) => last && bytes.is_multiple_of(voxel as usize),
+        };
         let is_it = |kernel: &&Variant| {
-            kernel.param("KIND") == Some(kind(operand) as i64)
-                && kernel.param("VOXEL").is_some() == last
-                && (!last || pieces(kernel))
+            kernel.param("KIND") == Some(kind(operand) as i64) && formats(kernel.param("VOXEL"))
         };
         let kernels = context.kernels("implicit_gemm", &types).filter(is_it);
         // Those that count what they write do nothing else.
@@ -238,7 +242,8 @@ impl<'a> ImplicitGemm<'a> {
         let boxes =
             [depth.output.div_ceil(box_d), height.output.div_ceil(box_h), width.output.div_ceil(2 * span)];
         // Bytes of a voxel that are written at once, of NDHWC, where lines are stored one by one.
-        let voxel = kernel.param("VOXEL").map(|bytes| bytes as usize);
+        let of_last = kernel.param("VOXEL").is_some();
+        let voxel = kernel.param("VOXEL").map(|bytes| bytes as usize).filter(|&bytes| bytes > 0);
         if joined && (boxes[2] > 1 || voxel.is_some()) || !joined && lines_of_block > 1 && voxel.is_none() {
             return None;
         }
@@ -317,10 +322,10 @@ impl<'a> ImplicitGemm<'a> {
         let outputs = outputs * each(of_unit);
         let of = |activation| outputs * bent(activation_code(activation).0);
         let vectors = each(chunks * planes * lines * (span / 4 + 2));
-        let scattered = match voxel {
-            Some(_) => SCATTERED_LAST[kind(operand)],
-            None if width.input.is_multiple_of(4) => 1.0,
-            None => SCATTERED,
+        let scattered = match of_last {
+            true => SCATTERED_LAST[kind(operand)],
+            false if width.input.is_multiple_of(4) => 1.0,
+            false => SCATTERED,
         };
         let rounds = groups.div_ceil(context.device.multiprocessors);
         let turns = each(items.div_ceil(blocks_of_group) * rounds);

@@ -127,7 +127,8 @@ pub(super) fn applies(context: Context<'_>) -> Option<(Operand, bool)> {
     let apart = conv.stride()[2] <= 2 || last;
     let bytes = request.dtype.size();
     let rows = conv.out_channels() * conv.stride().iter().product::<usize>();
-    let x_run = if last { conv.in_channels() } else { volume };
+    let of_last = request.input_format == MemoryFormat::ChannelsLast3d;
+    let x_run = if of_last { conv.in_channels() } else { volume };
     // Copies are of 4 bytes at least.
     let aligned = unit(x_run * bytes) >= 4 && (last || unit(rows * bytes) >= 4);
     let applies = one_tap(geometry)
@@ -137,15 +138,22 @@ pub(super) fn applies(context: Context<'_>) -> Option<(Operand, bool)> {
         && aligned
         && volume > 0
         && conv.groups() == 1
-        && request.input_format == request.output_format;
+        && (of_last || !last);
     let post = activation_code(request.block.post_activation()).0;
     applies.then_some((operand, request.block.norm().is_some() && post <= 2))
+}
+
+/// Whether input and output have one format.
+pub(super) fn alike(context: Context<'_>) -> bool {
+    context.request.input_format == context.request.output_format
 }
 
 impl<'a> ShuffleGemm<'a> {
     /// Every plan where the family applies.
     pub(super) fn all(context: Context<'a>) -> Vec<ShuffleGemm<'a>> {
-        let Some((operand, may_twice)) = applies(context) else { return Vec::new() };
+        let Some((operand, may_twice)) = applies(context).filter(|_| alike(context)) else {
+            return Vec::new();
+        };
         let last = context.request.output_format == MemoryFormat::ChannelsLast3d;
         // Kernels that know the modes of a normalization compute it; the others are faster.
         let is_it = |kernel: &&Variant| {

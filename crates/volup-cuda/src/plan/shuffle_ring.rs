@@ -2,7 +2,7 @@
 //! kernels' files say what the numbers mean.
 
 use super::pack::Operand;
-use super::shuffle_gemm::{CACHE, CLOCK, MEMORY, MOST, SEEN, START, applies, run, unit};
+use super::shuffle_gemm::{CACHE, CLOCK, MEMORY, MOST, SEEN, START, alike, applies, run, unit};
 use super::{Argument, Buffer, Context, RESERVED, SHARED, Step, bias_and_activation, push, size, strides};
 use crate::Variant;
 use std::fmt;
@@ -65,7 +65,7 @@ impl<'a> ShuffleRing<'a> {
     /// Every plan, where `shuffle_gemm` applies, of whole stages and copies of 16 bytes: for NCDHW with a stride of 2 along width,
     /// for NDHWC with as many taps as a kernel has, and whole warps of rows.
     pub(super) fn all(context: Context<'a>) -> Vec<ShuffleRing<'a>> {
-        let Some((operand, _)) = applies(context) else { return Vec::new() };
+        let Some((operand, _)) = applies(context).filter(|_| alike(context)) else { return Vec::new() };
         let (geometry, conv) = (&context.request.geometry, context.request.geometry.conv());
         let last = context.request.output_format == MemoryFormat::ChannelsLast3d;
         let volume: usize = geometry.input_shape()[2..].iter().product();

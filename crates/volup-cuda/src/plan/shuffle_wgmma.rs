@@ -56,7 +56,8 @@ pub(super) struct ShuffleWgmma<'a> {
     /// What it does about a normalization, and the kernels of the modes that this takes.
     pub(super) way: Way,
     kernels: [Option<&'a Variant>; MODES],
-    /// Whether it is of NDHWC.
+    /// Whether input and output are NDHWC.
+    of_last: bool,
     last: bool,
     /// Warpgroups that share X.
     row_groups: usize,
@@ -74,7 +75,11 @@ impl fmt::Display for ShuffleWgmma<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (kind, rows) = (self.operand.name(), ROWS * self.row_groups);
         write!(f, "shuffle_wgmma {kind} {rows}x{POSITIONS}, ")?;
-        f.write_str(if self.last { "channels last, " } else { "" })?;
+        f.write_str(match (self.of_last, self.last) {
+            (true, true) => "channels last, ",
+            (true, false) => "channels last to first, ",
+            _ => "",
+        })?;
         write!(f, "{} row blocks, {} blocks{}", self.row_blocks, self.row_blocks * self.blocks, self.way)
     }
 }
@@ -90,22 +95,25 @@ fn together(bytes: usize) -> usize {
 }
 
 impl<'a> ShuffleWgmma<'a> {
-    /// Every plan, where `shuffle_gemm` applies: for NCDHW with a stride of 2 along width, for NDHWC with an even number of channels.
+    /// Every plan, where `shuffle_gemm` applies or would but for the formats: to NCDHW with a stride of 2 along width, to NDHWC, from there too,
+    /// with an even number of channels.
     pub(super) fn all(context: Context<'a>) -> Vec<ShuffleWgmma<'a>> {
         let Some((operand, may_twice)) = applies(context) else { return Vec::new() };
         let conv = context.request.geometry.conv();
-        let last = context.request.output_format == MemoryFormat::ChannelsLast3d;
+        let [of_last, last] = [context.request.input_format, context.request.output_format]
+            .map(|format| format == MemoryFormat::ChannelsLast3d);
         let split = operand.kind() == 3;
         let volume: usize = context.request.geometry.input_shape()[2..].iter().product();
         // Copies are of 16 bytes at least: of a channel's positions, or a position's channels.
-        let run = if last { conv.in_channels() } else { volume };
+        let run = if of_last { conv.in_channels() } else { volume };
         let aligned = unit(run * context.request.dtype.size()) == 16;
         let pairs = if last { conv.out_channels().is_multiple_of(2) } else { conv.stride()[2] == 2 };
         if !pairs || !aligned || split && conv.in_channels() > MOST_SPLIT {
             return Vec::new();
         }
         let kernel = |mode| {
-            let params = [("KIND", operand.kind()), ("MODE", mode), ("LAST", i64::from(last))];
+            let [x, y] = [of_last, last].map(i64::from);
+            let params = [("KIND", operand.kind()), ("MODE", mode), ("X_LAST", x), ("Y_LAST", y)];
             context.kernel("shuffle_wgmma", &operand.types(context), &params).ok()
         };
         let mut plans = Vec::new();
@@ -149,6 +157,7 @@ impl<'a> ShuffleWgmma<'a> {
             operand,
             way,
             kernels,
+            of_last: request.input_format == MemoryFormat::ChannelsLast3d,
             last: request.output_format == MemoryFormat::ChannelsLast3d,
             row_groups,
             row_blocks,
@@ -193,7 +202,7 @@ impl<'a> ShuffleWgmma<'a> {
         let turns = items.div_ceil(blocks * teams) * (row_blocks * blocks).div_ceil(processors) * GROUPS;
         let read = x * row_blocks as f64 + grid * weights;
         let again = x * (row_blocks - 1) as f64 / AGAIN;
-        let team = if plan.last { TEAM_LAST[row_groups.ilog2() as usize] } else { 1.0 };
+        let team = if plan.of_last { TEAM_LAST[row_groups.ilog2() as usize] } else { 1.0 };
         let expected = |y: f64, tile: f64| {
             let tile = tile * if plan.last && y > 0.0 { TILE_LAST } else { TILE }[kind];
             let compute = turns as f64 * team * (chunks as f64 * STAGE[kind] + tile) / CLOCK;
@@ -239,7 +248,7 @@ impl<'a> ShuffleWgmma<'a> {
         let teams = GROUPS / self.row_groups;
         // Panels of 16 bytes, and more so that they start in other banks.
         let (chunk, vector) = (chunk(self.operand), 16 / bytes);
-        let (panels, of_panel) = match self.last {
+        let (panels, of_panel) = match self.of_last {
             true => (chunk / vector, POSITIONS + 8 * vector / chunk),
             false if bytes == 2 => (POSITIONS / vector, chunk + 1),
             false => (chunk / vector, POSITIONS + 1),

@@ -30,8 +30,9 @@
 // at the ends of a unit, or of each run, lanes store single elements. Warps take units along height, then along channels, then
 // along depth: what they store at the same time lies close by.
 //
-// With VOXEL input and output are NDHWC. Then words are asked for one by one, and a unit of work has all tiles of channels that make up
-// VOXEL bytes of a voxel of y: these are collected voxel by voxel, and stored by lanes, whole sectors (`implicit_voxels.cuh`).
+// With VOXEL the input is NDHWC, and words of it are asked for one by one. If it is not 0, so is the output. Then a unit of work has all
+// tiles of channels that make up VOXEL bytes of a voxel of y: these are collected voxel by voxel, and stored by lanes, whole sectors
+// (`implicit_voxels.cuh`). What follows is of such a VOXEL.
 //
 // # Modes
 //
@@ -130,7 +131,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
     {
         const Shares own = shares();
         if (threadIdx.x < DIVISORS) {
-            const int numbers[DIVISORS] = {boxes_w,  boxes_h, boxes_d,   VOXELS ? own.words : planes * lines * VECTORS, lines, d_stride,
+            const int numbers[DIVISORS] = {boxes_w,  boxes_h, boxes_d,   OF_VOXELS ? own.words : planes * lines * VECTORS, lines, d_stride,
                                            h_stride, units_h, own.tiles,   stages, box_d * units_h * own.tiles / OF_UNIT, max(group_channels, 1)};
             int by_this = 0;
 #pragma unroll
@@ -173,16 +174,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
         const Shares own = shares();
         const int thread = threadIdx.x - 32 * WARPS, plane = h_input * w_input;
         const int of_one = planes * lines * VECTORS, all = own.words * of_one;
-        const bool vectors = !VOXELS && w_input % 4 == 0;
+        const bool vectors = !OF_VOXELS && w_input % 4 == 0;
         const int in_channels = groups * in_per_group;
         // Vectors of a channel lie side by side. Of NDHWC neighbouring threads ask for neighbouring channels, and a vector's number is another.
         const auto channel_of = [&](int i) {
             const int by_this = by.channel.divide(i);
-            return VOXELS ? i - by_this * own.words : by_this;
+            return OF_VOXELS ? i - by_this * own.words : by_this;
         };
-        const auto in_channel = [&](int i, int c) { return VOXELS ? by.channel.divide(i) : i - c * of_one; };
+        const auto in_channel = [&](int i, int c) { return OF_VOXELS ? by.channel.divide(i) : i - c * of_one; };
         const auto vector_at = [&](unsigned *inputs, int i, int c) {
-            return VOXELS ? inputs + (c * x_c + 4 * in_channel(i, c)) : inputs + c * (x_c - 4 * of_one) + 4 * i;
+            return OF_VOXELS ? inputs + (c * x_c + 4 * in_channel(i, c)) : inputs + c * (x_c - 4 * of_one) + 4 * i;
         };
         // Boxes asked for, and those that are there.
         int asked = 0, done = 0;
@@ -196,7 +197,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
                 const Box box(item, by, boxes_w, boxes_h, boxes_d);
                 const int id0 = by.d_stride.divide(box.d * box_d) + first_d, ih0 = box.h * units_h * blocks_h * LINES + first_h;
                 const int iw0 = box.w * SPAN - MARGIN;
-                const Element *const from = x + box.sample * x_n + (long long)own.group * in_per_group * (VOXELS ? 1 : d_input * plane);
+                const Element *const from = x + box.sample * x_n + (long long)own.group * in_per_group * (OF_VOXELS ? 1 : d_input * plane);
                 unsigned *const inputs = own.ring + slot * own.stage_words;
 #pragma unroll 2
                 for (int i = thread; i < all; i += PRODUCERS) {
@@ -208,8 +209,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
                     for (int e = 0; e < CHANNELS; e++) {
                         const int channel = c * CHANNELS + e;
                         const bool has = there && channel < in_per_group;
-                        const int voxel = d * plane + h * w_input + column, next = VOXELS ? in_channels : 1;
-                        const Element *const at = from + (VOXELS ? voxel * in_channels + channel : channel * d_input * plane + voxel);
+                        const int voxel = d * plane + h * w_input + column, next = OF_VOXELS ? in_channels : 1;
+                        const Element *const at = from + (OF_VOXELS ? voxel * in_channels + channel : channel * d_input * plane + voxel);
                         if (vectors) {
                             const bool inside = has && (unsigned)column < (unsigned)w_input;
                             copy_async<4 * sizeof(Element)>(shared(to + 4 * e), inside ? at : x, inside);
@@ -552,10 +553,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) implicit_gemm(
                             if (at < 0 || at % 2 || iw >= w_input) continue;
                             const int in_plane = h_input * w_input;
                             const int in_channels = groups * in_per_group, first = own.group * in_per_group, voxel = id * in_plane + ih * w_input + iw;
-                            const Element *value = x + box.sample * x_n + (VOXELS ? (long long)voxel * in_channels + first : (long long)first * d_input * in_plane + voxel);
+                            const Element *value = x + box.sample * x_n + (OF_VOXELS ? (long long)voxel * in_channels + first : (long long)first * d_input * in_plane + voxel);
                             const Element *weight = w + ((long long)own.group * in_per_group * out_per_group * taps + (o * taps + tap));
 #pragma unroll 1
-                            for (int c = 0; c < in_per_group; c++, value += VOXELS ? 1 : d_input * in_plane, weight += out_per_group * taps)
+                            for (int c = 0; c < in_per_group; c++, value += OF_VOXELS ? 1 : d_input * in_plane, weight += out_per_group * taps)
                                 of_definition = fmaf(widen(*value), widen(*weight), of_definition);
                         }
 #pragma unroll

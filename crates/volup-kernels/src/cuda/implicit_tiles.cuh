@@ -15,12 +15,13 @@ constexpr bool BOTH = true;
 #else
 constexpr bool BOTH = false;
 #endif
-/// Whether input and output are NDHWC, and tiles of eight channels of a unit of work: there as many as VOXEL bytes of a voxel of y are.
+/// Whether the input is NDHWC, whether the output is, and tiles of eight channels of a unit of work: there as many as VOXEL bytes of a voxel
+/// of y are.
 #ifdef VOXEL
-constexpr bool VOXELS = true;
-constexpr int OF_UNIT = VOXEL / (8 * sizeof(Element));
+constexpr bool OF_VOXELS = true, VOXELS = VOXEL > 0;
+constexpr int OF_UNIT = VOXELS ? VOXEL / (8 * sizeof(Element)) : 1;
 #else
-constexpr bool VOXELS = false;
+constexpr bool OF_VOXELS = false, VOXELS = false;
 constexpr int OF_UNIT = 1;
 #endif
 /// Warps that multiply, and threads that bring what they do; what registers both have.

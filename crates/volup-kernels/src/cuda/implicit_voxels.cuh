@@ -5,7 +5,8 @@
 #include "implicit_tiles.cuh"
 #include "warp_meet.cuh"
 
-#ifndef VOXEL
+#if !defined(VOXEL) || !VOXEL
+#undef VOXEL
 #define VOXEL 32
 #endif
 

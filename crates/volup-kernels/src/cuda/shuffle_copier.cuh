@@ -32,21 +32,21 @@ struct Copier {
     /// Which of them it is, and how many these are.
     const int thread, threads;
 
-    /// What it asks for at once, a block: with LAST 16 bytes of a position; else of 16 bits 8 positions of a channel, of float32 4 of each of
+    /// What it asks for at once, a block: with X_LAST 16 bytes of a position; else of 16 bits 8 positions of a channel, of float32 4 of each of
     /// 4 channels. Neighbouring lanes fill sectors of memory, and in shared memory meet no bank twice: those of NDHWC have all of a position's
     /// channels; else of 16 bits eight have 64 positions of a channel; of float32 two have 8 of four, the next ones those of the next channels.
-    static constexpr int SIDE = KIND == 0 || LAST ? 1 : 4, BLOCKS = KC / SIDE * (POS / VECTOR);
-    /// With LAST: pieces of 16 bytes of a position's channels; those that are rounded at once.
+    static constexpr int SIDE = KIND == 0 || X_LAST ? 1 : 4, BLOCKS = KC / SIDE * (POS / VECTOR);
+    /// With X_LAST: pieces of 16 bytes of a position's channels; those that are rounded at once.
     static constexpr int PIECES = KC / VECTOR, AT_ONCE = COPIER_REGISTERS > 32 ? 4 : 1;
 
-    /// Calls `f` with each block of this thread: its first channel and position. With LAST each of so many.
+    /// Calls `f` with each block of this thread: its first channel and position. With X_LAST each of so many.
     template <int UNROLL, int EACH = 1, typename F> __device__ __forceinline__ void for_blocks(const F &f) const {
-        int c = LAST ? thread % PIECES * VECTOR : KIND == 0 ? thread / 8 : thread / 2 % 4 * SIDE;
-        int p = LAST ? thread / PIECES : (KIND == 0 ? thread % 8 : thread % 2 + thread / 8 * 2) * VECTOR;
+        int c = X_LAST ? thread % PIECES * VECTOR : KIND == 0 ? thread / 8 : thread / 2 % 4 * SIDE;
+        int p = X_LAST ? thread / PIECES : (KIND == 0 ? thread % 8 : thread % 2 + thread / 8 * 2) * VECTOR;
 #pragma unroll(UNROLL)
         for (int i = thread; i < BLOCKS; i += EACH * threads) {
             f(c, p);
-            if (LAST) {
+            if (X_LAST) {
                 p += EACH * threads / PIECES;
             } else if (KIND == 0) {
                 c += threads / 8;
@@ -62,11 +62,11 @@ struct Copier {
 
     /// Starts the copies of a chunk of an item. Zeros past the end of channels and positions.
     __device__ __forceinline__ void fetch(const Item &item, int chunk, unsigned to) const {
-        const int by_channel = LAST ? 1 : s.volume, by_position = LAST ? s.in_channels : 1;
+        const int by_channel = X_LAST ? 1 : s.volume, by_position = X_LAST ? s.in_channels : 1;
         const Element *const from = s.x + (item.n * s.x_n + ((long long)chunk * KC * by_channel + (long long)item.first * by_position));
         const int channels = s.in_channels - chunk * KC, positions = s.volume - item.first;
         if (channels >= KC && positions >= POS)
-            for_blocks<LAST ? 4 : 2>([&](int c, int p) {
+            for_blocks<X_LAST ? 4 : 2>([&](int c, int p) {
                 const Element *const of_block = from + (c * by_channel + p * by_position);
 #pragma unroll
                 for (int e = 0; e < SIDE; e++) copy_async<16>(to + at(c, p) + 16 * e, of_block + e * by_channel, true);
@@ -81,14 +81,14 @@ struct Copier {
             });
     }
 
-    /// Rounds what this thread has asked for, and turns it around, but for LAST. Whether there is what is left to the definition.
+    /// Rounds what this thread has asked for, and turns it around, but for X_LAST. Whether there is what is left to the definition.
     __device__ __forceinline__ bool turn([[maybe_unused]] unsigned char *stage) const {
         bool undefined = false;
 #if KIND != 0
-        // Vectors at once: of four channels of four neighbouring positions, or with LAST those of blocks.
-        constexpr int VECTORS = LAST ? AT_ONCE : 4;
-        const int apart = LAST ? threads / PIECES : 1;
-        for_blocks<1, LAST ? AT_ONCE : 1>([&](int c, int p) {
+        // Vectors at once: of four channels of four neighbouring positions, or with X_LAST those of blocks.
+        constexpr int VECTORS = X_LAST ? AT_ONCE : 4;
+        const int apart = X_LAST ? threads / PIECES : 1;
+        for_blocks<1, X_LAST ? AT_ONCE : 1>([&](int c, int p) {
             float4 *const of = (float4 *)(stage + at(c, p));
             float v[VECTORS][4];
 #pragma unroll
@@ -99,7 +99,7 @@ struct Copier {
                 float largest = 0.0f;
 #pragma unroll
                 for (int e = 0; e < 4; e++) {
-                    const float x = LAST ? v[k][e] : v[e % VECTORS][k];
+                    const float x = X_LAST ? v[k][e] : v[e % VECTORS][k];
                     // Lets NaN through.
                     asm("max.NaN.f32 %0, %0, %1;" : "+f"(largest) : "f"(fabsf(x)));
                     high[e] = round_up(__float_as_uint(x));

@@ -16,7 +16,7 @@ __device__ __forceinline__ int own_columns() { return own_thread() % 4; }
 
 /// What a pair of rows is.
 struct Pair {
-    /// Its channel; with LAST there is a second one, the next.
+    /// Its channel; with Y_LAST there is a second one, the next.
     int channel;
     /// The two rows of W, `co*taps + tap`.
     int row, next_row;
@@ -24,7 +24,7 @@ struct Pair {
     long long at;
 
     __device__ __forceinline__ Pair(const Sizes &s, const Divisors &by, int pair) {
-        if (LAST) {
+        if (Y_LAST) {
             // Rows are in the order of y: lines, residues along width, channels.
             const int line = by.pairs.divide(pair), in_line = pair - line * by.pairs.by, residue = by.channels.divide(in_line);
             const int td = by.h_stride.divide(line);
@@ -54,7 +54,7 @@ struct Places {
     __device__ __forceinline__ int of(int p) const {
         const Divisors &by = tables.by;
         const int d = by.plane.divide(p), in_plane = p - d * by.plane.by, h = by.width.divide(in_plane);
-        return d * s.d_stride * s.y_d + h * s.h_stride * s.y_h + (in_plane - h * by.width.by) * (LAST ? s.voxels : 2);
+        return d * s.d_stride * s.y_d + h * s.h_stride * s.y_h + (in_plane - h * by.width.by) * (Y_LAST ? s.voxels : 2);
     }
 
     /// All of the warpgroup meet.

@@ -5,33 +5,33 @@
 #include "divisor.cuh"
 #include "operand.cuh"
 
-#if !defined(MODE) || !defined(LAST)
-#error "MODE: 0, 1, 2 or 3; LAST: channels last"
+#if !defined(MODE) || !defined(X_LAST) || !defined(Y_LAST)
+#error "MODE: 0, 1, 2 or 3; X_LAST and Y_LAST: channels last in x, in y"
 #endif
 
 /// Whether y is written; whether statistics are.
 constexpr bool WRITES = MODE != 1, COUNTS = MODE == 1 || MODE == 3;
 /// Warpgroups of a block that multiply, and threads of one; of all of them, and with those that copy.
 constexpr int GROUPS = 4, GROUP = 128, MULTIPLIERS = GROUPS * GROUP, THREADS = MULTIPLIERS + 32 * GROUPS;
-/// Registers of a thread of each: who rounds what it has copied needs more. With LAST that is little, and what is written and counted much.
-constexpr bool ROUNDS = KIND != 0 && !(LAST && MODE == 3);
+/// Registers of a thread of each: who rounds what it has copied needs more. With Y_LAST that is little, and what is written and counted much.
+constexpr bool ROUNDS = KIND != 0 && !(Y_LAST && MODE == 3);
 constexpr int MULTIPLIER_REGISTERS = ROUNDS ? 104 : 112, COPIER_REGISTERS = ROUNDS ? 56 : 32;
 /// Rows of a warpgroup, positions of a tile, channels of a stage and of a matrix instruction.
 constexpr int ROWS = 64, POS = 128, KC = KIND == 3 ? 16 : 32, STEP = 32 / sizeof(Element);
 /// Positions of a part of a tile, which is finished at a time.
 constexpr int PART_POS = POS / 2;
 /// Channels that a lane's two rows are of, neighbours.
-constexpr int CHANNELS = LAST ? 2 : 1;
+constexpr int CHANNELS = Y_LAST ? 2 : 1;
 /// Elements of 16 bytes; whether panels are of positions side by side, else of channels.
 constexpr int VECTOR = 16 / sizeof(Element);
-constexpr bool ACROSS = KIND == 0 && !LAST;
+constexpr bool ACROSS = KIND == 0 && !X_LAST;
 /// Bytes from a panel of a stage to the next, and of a stage: rows are left free, so that what is written to several panels at once
 /// meets no bank twice.
-constexpr int FREE = LAST ? 8 * VECTOR / KC : 1, PANEL = 16 * ((ACROSS ? KC : POS) + FREE), STAGE = PANEL * (ACROSS ? POS : KC) / VECTOR;
+constexpr int FREE = X_LAST ? 8 * VECTOR / KC : 1, PANEL = 16 * ((ACROSS ? KC : POS) + FREE), STAGE = PANEL * (ACROSS ? POS : KC) / VECTOR;
 /// Bytes of a stage's two barriers and of what its copiers' warps have met.
 constexpr int BARRIERS = 32;
 /// Bytes of an element; of what a warp collects of a part's outputs, and what is left free of it behind lines that are stored together.
-/// With LAST from what a warpgroup collects of a position to the next one.
+/// With Y_LAST from what a warpgroup collects of a position to the next one.
 constexpr int SIZE = sizeof(Element), AREA_PAD = 32, AREA = 8 * (2 * PART_POS * SIZE + AREA_PAD), AREA_PITCH = ROWS * SIZE + 16;
 /// Pairs of neighbouring positions of a part of a tile that a thread has: two of each four of its sums, with the other row behind.
 constexpr int NEIGHBOURS = PART_POS / 8;
@@ -65,7 +65,7 @@ struct Sizes {
     int in_channels, volume, rows, d_stride, h_stride;
     long long x_n, y_n;
     int y_c, y_d, y_h, chunks, pos_blocks, items, row_groups, stages, ahead, how, line_bits, past_line;
-    /// With LAST: taps, residues along width, and elements of y from a position of a line to the next one's.
+    /// With Y_LAST: taps, residues along width, and elements of y from a position of a line to the next one's.
     int taps, w_stride, voxels;
     /// Bytes that lie in a warp's area between what is collected of the first half of a part and of the second.
     int past_half;
@@ -77,7 +77,7 @@ struct Sizes {
     int activation, post_activation;
 };
 
-/// What numbers are divided by: `pairs` of a channel, with LAST those of a line of y that a position has, and of its `channels`.
+/// What numbers are divided by: `pairs` of a channel, with Y_LAST those of a line of y that a position has, and of its `channels`.
 struct Divisors {
     Divisor plane, width, pos_blocks, pairs, h_stride, channels;
 };

@@ -1,5 +1,5 @@
 // Shuffle GEMM on Hopper's own matrix instructions: a transposed convolution whose kernel is its stride: of NCDHW with 2 along
-// width, or with LAST of NDHWC with an even number of channels.
+// width, or of NDHWC with an even number of channels. X_LAST says that x is NDHWC, Y_LAST that y is.
 //
 // # What is computed
 //
@@ -8,10 +8,10 @@
 //
 // Rows of W are the rows of the instruction, so that a lane has two rows of a warp's sixteen and every fourth pair of
 // positions: which two is free. Of NCDHW these are the residues along width of one `pair`, a channel and a tap along depth and height,
-// of NDHWC two neighbouring channels of one tap; there rows are in the order in which a position's outputs lie in y. All that a lane
+// of an NDHWC y two neighbouring channels of one tap; there rows are in the order in which a position's outputs lie in y. All that a lane
 // does to its outputs is so of one channel or two: bias, weights of the norm and statistics are in its registers.
-// Positions are the columns. The instructions want channels side by side, as NDHWC has them, of 16 bits positions as well. Of NCDHW in
-// float32 whoever brings X turns four by four of them around.
+// Positions are the columns. The instructions want channels side by side, as NDHWC has them, of 16 bits positions as well. Of an x of
+// NCDHW in float32 whoever brings X turns four by four of them around.
 //
 // # How
 //
@@ -30,7 +30,7 @@
 // of what y holds, rounded, through `post_activation`: for training, where both come from the same y. A lane keeps the mean
 // of what it has computed of its pair, and the squared deviations from it, tile by tile in order. Partial
 // `(sample*groups + group)*pairs + pair` is what the team `group` has of a pair; groups are the teams of one row block, pairs half the
-// rows of all. With LAST a partial is of a row of W instead. All partials are written.
+// rows of all. With Y_LAST a partial is of a row of W instead. All partials are written.
 //
 // # Numbers
 //
@@ -43,17 +43,17 @@
 //
 // 640 threads. Grid: any multiple of `row_blocks` along the first axis. Bytes of dynamic shared memory: `32*stages*teams`
 // rounded up to 128, `size*KC*chunks*64*row_groups*parts` for the weights and `teams*stages*parts` times a stage: panels of 16 bytes,
-// a multiple of 128 of them and FREE more each: of KIND 0 and NCDHW POS/8 of KC rows, else KC/VECTOR of POS rows. size is that of an
+// a multiple of 128 of them and FREE more each: where ACROSS POS/8 of KC rows, else KC/VECTOR of POS rows. size is that of an
 // element, parts 2 for KIND 3, else 1, teams 4/row_groups; where outputs are collected 16 areas of AREA bytes more. `ahead`, 1 or 2, and
 // what is multiplied meanwhile, two stages where there are several `chunks`, are at most `stages`. x is dense, y lies as its strides say,
-// 1 along width, with LAST dense too, x and y start at multiples of 16 bytes, which a channel of x is a multiple of, with LAST a position.
+// 1 along width, with Y_LAST dense too, x and y start at multiples of 16 bytes, which a channel of x is a multiple of, with X_LAST a position.
 // What is counted in a sample, stages of all items and groups of all samples are below 2^31.
 //
 // `how` outputs are written: 0, a position's two residues at once; 1, 16 bytes, where lines of x are a multiple of 4 positions (float32:
 // of 2); 2, each warp collects those of PART_POS positions, in areas behind the rings, and the copy engine stores whole lines. Of that
 // 2^`line_bits` positions, a multiple of 8, are a line of x, or a part of a longer one. Where h_stride divides 8 and no line is longer,
 // `past_line` elements are stored with the first line of y that one of x gives: the other h_stride - 1 lines, which lie right behind. Else 0.
-// With LAST: 0, two channels of a position at once; 2, a warpgroup collects what it has of PART_POS positions, and its lanes store 16 bytes
+// With Y_LAST: 0, two channels of a position at once; 2, a warpgroup collects what it has of PART_POS positions, and its lanes store 16 bytes
 // at once, which what a position has of a line of y, `w_stride*out_channels`, is a multiple of.
 //
 // Parameters, i32 but for pointers, `x_n`, `y_n` (i64) and the slopes (f64): `x`, `w`, `bias`, `y`, `in_channels`,
@@ -65,7 +65,7 @@
 
 #include "launch.cuh"
 #include "shuffle_copier.cuh"
-#if LAST
+#if Y_LAST
 #include "shuffle_voxels.cuh"
 #else
 #include "shuffle_lines.cuh"
@@ -181,7 +181,7 @@ struct Multiplier {
 #pragma unroll
             for (int i = 0; i < 2; i++) {
                 const int p = first + 8 * j + 2 * own_columns() + i;
-                const long long at = LAST ? (long long)p * s.in_channels + c : (long long)c * s.volume + p;
+                const long long at = X_LAST ? (long long)p * s.in_channels + c : (long long)c * s.volume + p;
                 const float x = p < s.volume ? widen(s.x[n * s.x_n + at]) : 0.0f;
                 v[2 * i] = fmaf(x, even, v[2 * i]);
                 v[2 * i + 1] = fmaf(x, odd, v[2 * i + 1]);
@@ -249,9 +249,9 @@ struct Multiplier {
         const float seen = counted.seen + more;
 #pragma unroll
         for (int c = 0; c < CHANNELS; c++) {
-            const float all = LAST ? counted.total[c] : counted.total[0] + counted.total[1], shift = __fdividef(all, seen);
+            const float all = Y_LAST ? counted.total[c] : counted.total[0] + counted.total[1], shift = __fdividef(all, seen);
             // Deviations from a mean that moves by that; before, what was seen had no part in `all`.
-            float squares = fmaf(-all, shift, LAST ? counted.squares[c] : counted.squares[0] + counted.squares[1]);
+            float squares = fmaf(-all, shift, Y_LAST ? counted.squares[c] : counted.squares[0] + counted.squares[1]);
             // Lets NaN through.
             asm("max.NaN.f32 %0, %0, 0f00000000;" : "+f"(squares));
             keep(c, {seen, counted.from[c] + shift, moments(c).deviations + squares});
@@ -334,7 +334,7 @@ struct Multiplier {
             finish_parts<APART, true, true, false>(n, first, outputs);
         } else if (MODE == 1 || s.how == APART || is_counted_in_part(first)) {
             finish_tile<APART, false, true>(n, first);
-        } else if (!LAST && s.how == TOGETHER) {
+        } else if (!Y_LAST && s.how == TOGETHER) {
             if (leaky)
                 finish_tile<TOGETHER, false, true>(n, first);
             else
@@ -365,9 +365,9 @@ struct Multiplier {
                     all.seen += others;
                 }
                 if (own_columns() == 0 && here()) {
-                    const int rows = LAST ? s.rows : s.rows / 2;
+                    const int rows = Y_LAST ? s.rows : s.rows / 2;
                     int row = pair();
-                    if (LAST) {
+                    if (Y_LAST) {
                         const Pair own(s, tables.by, row);
                         row = c ? own.next_row : own.row;
                     }
@@ -434,7 +434,7 @@ __device__ __forceinline__ void keep_weights(const Sizes &s, Tables &tables, uns
     for (int i = threadIdx.x; i < vectors; i += MULTIPLIERS) {
         const int panel = i / rows, in_order = first_row + row_of(i - panel * rows), c = panel * VECTOR;
         int row = in_order;
-        if (LAST) {
+        if (Y_LAST) {
             const Pair of(s, tables.by, in_order / 2);
             row = in_order >= s.rows ? s.rows : in_order % 2 ? of.next_row : of.row;
         }
@@ -478,7 +478,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) shuffle_wgmma(
         ((Divisor *)&tables.by)[i] = Divisor(i == 0   ? plane
                                              : i == 1 ? width
                                              : i == 2 ? pos_blocks
-                                             : i == 3 ? (LAST ? w_stride * out_channels : taps) / 2
+                                             : i == 3 ? (Y_LAST ? w_stride * out_channels : taps) / 2
                                              : i == 4 ? h_stride
                                                       : max(out_channels / 2, 1));
     if (threadIdx.x == 64) tables.bad = 0;

@@ -145,6 +145,8 @@ struct Emulated {
     precision: Precision,
     algorithm: Option<Algorithm>,
     kernel: Option<&'static str>,
+    /// The format of a forward pass's output where it is not the input's.
+    output: Option<MemoryFormat>,
     /// What the forward pass's plan is to say, if one does, and how many did.
     saying: Option<&'static str>,
     said: Cell<usize>,
@@ -165,7 +167,8 @@ impl Emulated {
             .retain(|variant| variant.exact || BY_CONTRACT.iter().any(|name| variant.name.starts_with(name)));
         // Arithmetic of pairs of 16 bits is not interpreted.
         variants.retain(|variant| variant.entry != "plane_gradient");
-        Emulated { device, variants, precision, algorithm, kernel: None, saying: None, said: Cell::new(0) }
+        let (kernel, output, saying) = (None, None, None);
+        Emulated { device, variants, precision, algorithm, kernel, output, saying, said: Cell::new(0) }
     }
 
     /// The best plan, or that which was asked for.
@@ -304,10 +307,11 @@ impl Engine for Emulated {
         if geometry.batch() == 0 {
             return Ok(output);
         }
-        let plan = self.plan(layer, &geometry, Task::Forward, [input.format(); 2])?;
+        let format = self.output.unwrap_or(input.format());
+        let plan = self.plan(layer, &geometry, Task::Forward, [input.format(), format])?;
         let written = (Buffer::Output, output.data().as_bytes().len());
         let bytes = self.run(&plan, layer, &[(Buffer::Input, input)], &[written]);
-        Ok(tensor(&bytes, Buffer::Output, output.shape(), layer.dtype, input.format()))
+        tensor(&bytes, Buffer::Output, output.shape(), layer.dtype, format).cast(layer.dtype, input.format())
     }
 }
 
@@ -492,6 +496,11 @@ fn saying(engine: &Emulated, words: &'static str) -> Emulated {
     }
 }
 
+/// One whose outputs are NCDHW where inputs are NDHWC.
+fn to_first(engine: &Emulated) -> Emulated {
+    Emulated { output: Some(MemoryFormat::Contiguous), ..saying(engine, "channels last to first") }
+}
+
 #[test]
 fn gather_gemm() {
     random(Some(Algorithm::GatherGemm), SEEDS);
@@ -572,8 +581,9 @@ const VOXELS: [&str; 5] = [
 
 #[test]
 fn shuffle_wgmma() {
-    let lines = LINES.map(|line| (line, MemoryFormat::Contiguous));
-    let voxels = LINES[4..].iter().chain(&VOXELS).map(|&line| (line, MemoryFormat::ChannelsLast3d));
+    let [first, last] = [MemoryFormat::Contiguous, MemoryFormat::ChannelsLast3d];
+    let lines = LINES.map(|line| (line, first));
+    let voxels = LINES[4..].iter().chain(&VOXELS).map(|&line| (line, last));
     let all: Vec<_> = lines.into_iter().chain(voxels).collect();
     engines(Some(Algorithm::ShuffleWgmma), |engine| {
         let engine = saying(engine, "shuffle_wgmma");
@@ -586,6 +596,12 @@ fn shuffle_wgmma() {
                 .unwrap_or_else(|what| panic!("{what}"));
         }
         assert!(engine.said.get() > 80, "{} plans", engine.said.get());
+        let engine = to_first(&engine);
+        for (seed, line) in LINES.iter().chain(&VOXELS).enumerate() {
+            let case = Case::parse("shuffle", line, "from one format to the other").expect("a valid case");
+            right_in_all(&engine, &Case { format: last, ..case }, seed as u64);
+        }
+        assert!(engine.said.get() > 10, "{} plans", engine.said.get());
     });
 }
 
@@ -608,6 +624,12 @@ const VOXELS_OF_FEW: [&str; 5] = [
 fn implicit_gemm_of_voxels() {
     engines(Some(Algorithm::ImplicitGemm), |engine| {
         let engine = saying(engine, "bytes of a voxel");
+        for (seed, line) in VOXELS_OF_FEW.into_iter().enumerate() {
+            let case = Case::parse("voxels", line, "few channels").expect("a valid case");
+            right_in_all(&engine, &Case { format: MemoryFormat::ChannelsLast3d, ..case }, seed as u64);
+        }
+        assert!(engine.said.get() > 20, "{} plans", engine.said.get());
+        let engine = to_first(&engine);
         for (seed, line) in VOXELS_OF_FEW.into_iter().enumerate() {
             let case = Case::parse("voxels", line, "few channels").expect("a valid case");
             right_in_all(&engine, &Case { format: MemoryFormat::ChannelsLast3d, ..case }, seed as u64);

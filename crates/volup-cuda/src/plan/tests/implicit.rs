@@ -103,7 +103,8 @@ struct Layout {
     samples: i64,
     joined: bool,
     linked: bool,
-    /// Of NDHWC, bytes of a voxel that are written at once.
+    /// Whether the input is NDHWC; where the output is, bytes of a voxel that are written at once.
+    of_last: bool,
     voxel: Option<i64>,
     blocks_of_group: i64,
 }
@@ -131,7 +132,8 @@ impl Layout {
             samples,
             joined: joined == 1,
             linked: linked == 1,
-            voxel: call.variant.param("VOXEL"),
+            of_last: call.variant.param("VOXEL").is_some(),
+            voxel: call.variant.param("VOXEL").filter(|&bytes| bytes > 0),
             blocks_of_group,
         }
     }
@@ -168,11 +170,6 @@ impl Layout {
         ceil(self.output, 8)
     }
 
-    /// Where a channel of a voxel lies in a sample, of so many channels and voxels.
-    fn place(&self, [channel, channels]: [i64; 2], [voxel, voxels]: [i64; 2]) -> i64 {
-        if self.voxel.is_some() { voxel * channels + channel } else { channel * voxels + voxel }
-    }
-
     fn taps(&self) -> i64 {
         self.axes.map(|axis| axis.kernel).iter().product()
     }
@@ -196,6 +193,11 @@ impl Layout {
             self.channels() * outputs.iter().product::<i64>(),
         ]
     }
+}
+
+/// Where a channel of a voxel lies in a sample, of so many channels and voxels.
+fn place_in_sample(last: bool, [channel, channels]: [i64; 2], [voxel, voxels]: [i64; 2]) -> i64 {
+    if last { voxel * channels + channel } else { channel * voxels + voxel }
 }
 
 fn ceil(a: i64, b: i64) -> i64 {
@@ -336,6 +338,7 @@ pub fn features(call: &Call<'_>) -> Vec<&'static str> {
         ("blocks of many boxes", layout.items() > layout.blocks_of_group),
         ("boxes past the end", depth.output % box_d > 0),
         ("channels last, few", layout.voxel.is_some()),
+        ("channels last to first, few", layout.of_last && layout.voxel.is_none()),
         ("channels of a group past a tile", layout.output % 8 > 0),
         ("channels that a pair lacks", layout.input % layout.together > 0),
         ("columns past the end", width.output % box_w > 0 && layout.boxes[2] > 1),
@@ -383,7 +386,8 @@ fn defined(layout: &Layout, [x, w]: [&[f64]; 2], [n, channel, place @ ..]: [i64;
                 for c in group * layout.input..(group + 1) * layout.input {
                     let voxel = (d * height.input + h) * width.input + iw;
                     let voxels = depth.input * height.input * width.input;
-                    let at = n * x_n + layout.place([c, layout.groups * layout.input], [voxel, voxels]);
+                    let at = n * x_n
+                        + place_in_sample(layout.of_last, [c, layout.groups * layout.input], [voxel, voxels]);
                     sum += x[at as usize] * w[((c * layout.output + o) * layout.taps() + tap) as usize];
                 }
             }
@@ -424,7 +428,7 @@ pub fn run(call: &Call<'_>, machine: &mut Machine) {
                 let value = of(function, defined(&layout, [&x, &w], [n, channel, d, h, column]) + add);
                 if mode != 1 {
                     let voxels = [(d * height + h) * width + column, depth * height * width];
-                    let at = layout.place([channel, layout.channels()], voxels);
+                    let at = place_in_sample(layout.voxel.is_some(), [channel, layout.channels()], voxels);
                     let value = normalized.as_ref().map_or(value, |normalized| normalized(value));
                     machine.write(y, n * call.int("y_n") + at, value);
                 }

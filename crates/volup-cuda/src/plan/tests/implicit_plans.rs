@@ -61,10 +61,18 @@ fn applies(request: &Request) -> bool {
     let once = once && !long(block.activation()) && !long(block.post_activation());
     // Of NDHWC what a group has of a voxel is whole sectors.
     let voxel = geometry.conv().out_channels() / geometry.conv().groups() * request.dtype.size();
-    let alike = request.input_format == request.output_format
-        && (request.output_format == MemoryFormat::Contiguous || voxel.is_multiple_of(32));
+    let formats = match [request.input_format, request.output_format] {
+        [_, MemoryFormat::Contiguous] => true,
+        [of, last] => of == last && voxel.is_multiple_of(32),
+    };
     let classes = depth.stride * height.stride <= 64;
-    width.stride == 2 && width.kernel <= 9 && near && classes && once && alike && request.dtype != DType::F64
+    width.stride == 2
+        && width.kernel <= 9
+        && near
+        && classes
+        && once
+        && formats
+        && request.dtype != DType::F64
 }
 
 /// Cases of the table whose weights are more than shared memory holds, in two parts or any.
@@ -93,17 +101,18 @@ fn check(
     let variants = kernels(device, choice);
     let (mut found, mut count) = (BTreeSet::new(), 0);
     for (index, case) in cases().iter().chain(&own()).filter(|case| case.batch != Some(0)).enumerate() {
-        let of = |format| Request {
+        let of = |[input_format, output_format]: [MemoryFormat; 2]| Request {
             task: Task::Forward,
             block: case.block,
             geometry: case.geometry(),
             dtype,
             precision,
-            input_format: format,
-            output_format: format,
+            input_format,
+            output_format,
             algorithm: Some(Algorithm::ImplicitGemm),
         };
-        for request in FORMATS.map(of) {
+        let [first, last] = FORMATS;
+        for request in [[first; 2], [last; 2], [last, first]].map(of) {
             let planned = plans(&request, device, &variants);
             let left = choice.is_some() || TOO_MANY.contains(&case.name);
             let odd = planned.is_empty() == applies(&request);
@@ -146,6 +155,7 @@ fn implicit_gemm_computes_the_definition() {
     let expected = [
         "blocks of many boxes",
         "boxes past the end",
+        "channels last to first, few",
         "channels last, few",
         "channels of a group past a tile",
         "channels that a pair lacks",
@@ -333,7 +343,8 @@ fn only_a_stride_of_two_along_width_applies() {
     assert!(applies(&alike) && ways(&alike) == ["once", "twice"]);
     other(&of_last(request("n 2, 8x8x16, 3>12, k 3, s 2")));
     other(&Request { dtype: DType::F16, ..of_last(request("n 2, 8x8x16, 3>24, k 3, s 2")) });
-    for formats in [[first, last], [last, first]] {
+    assert_eq!(ways(&Request { input_format: last, ..base }), ["once", "twice"]);
+    for formats in [[first, last]] {
         other(&Request { input_format: formats[0], output_format: formats[1], ..base });
     }
     other(&Request { dtype: DType::F64, ..base });

@@ -224,7 +224,7 @@ fn declared_in_cuda(variant: &Variant, source: &'static str) -> Signature {
         "shuffle_gradient" => vec!["KIND", "ROWS"],
         "shuffle_ring" => vec!["KIND", "WARP_ROWS", "WARP_POS", "ROW_WARPS", "POS_WARPS"],
         "shuffle_ring_last" => vec!["KIND", "WARP_ROWS", "WARP_POS", "ROW_WARPS", "POS_WARPS", "TAPS"],
-        "shuffle_wgmma" => vec!["KIND", "MODE", "LAST"],
+        "shuffle_wgmma" => vec!["KIND", "MODE", "X_LAST", "Y_LAST"],
         "weight_gradient" => vec!["KIND", "WARP_M", "WARP_N", "WARPS_M", "WARPS_N", "TAPS", "CTAS"],
         "weight_gradient_lines" => vec!["KIND", "MI", "NC"],
         "weight_gradient_narrow" => vec!["KIND", "CTAS"],

@@ -35,6 +35,8 @@ struct Layout {
     /// Whether it is the kernel of many channels for NDHWC, or that on Hopper's own matrix instructions, whose rows are in the order of y.
     ring_last: bool,
     in_order: bool,
+    /// Whether it is that of an NDHWC input.
+    of_last: bool,
     wgmma: bool,
     /// Bytes of an element, elements of 16 bytes, and parts of a number.
     size: i64,
@@ -65,7 +67,7 @@ impl Layout {
     fn new(call: &Call<'_>) -> Layout {
         let (wgmma, gemm) = (is_wgmma(call), is_gemm(call));
         let [d_stride, h_stride] = call.ints(["d_stride", "h_stride"]);
-        let in_order = wgmma && call.size("LAST") == 1;
+        let [of_last, in_order] = ["X_LAST", "Y_LAST"].map(|name| wgmma && call.size(name) == 1);
         let strides = [d_stride, h_stride, if call.has("w_stride") { call.int("w_stride") } else { 2 }];
         let size = call.pointer("x").width as i64;
         let row_blocks = call.int("row_blocks");
@@ -80,6 +82,7 @@ impl Layout {
         Layout {
             last: gemm && call.size("LAST") == 1,
             in_order,
+            of_last,
             wgmma,
             ring_last: call.kernel() == "shuffle_ring_last",
             size,
@@ -103,9 +106,9 @@ impl Layout {
         }
     }
 
-    /// Whether it is of NDHWC.
+    /// Whether its input is NDHWC.
     fn is_last(&self) -> bool {
-        self.last || self.ring_last || self.in_order
+        self.last || self.ring_last || self.of_last
     }
 
     /// Channels of a stage.
@@ -379,7 +382,8 @@ fn check_wgmma(call: &Call<'_>, layout: &Layout) {
     let barriers = (32 * stages * teams + 127) / 128 * 128;
     // Panels of 16 bytes: of 16 bits and NCDHW positions of each channel, else channels of each position.
     let last = layout.in_order;
-    let (panels, of_panel) = match last {
+    assert!(layout.of_last || !last, "{what}");
+    let (panels, of_panel) = match layout.of_last {
         true => (chunk / layout.vector, layout.positions + 8 * layout.vector / chunk),
         false if size == 2 => (layout.positions / 8, chunk + 1),
         false => (chunk / 4, layout.positions + 1),
@@ -390,7 +394,7 @@ fn check_wgmma(call: &Call<'_>, layout: &Layout) {
     let most = if layout.parts == 2 { 192 } else { i64::MAX };
     assert!(layout.in_channels <= most, "{} channels of {what}", layout.in_channels);
     let x_n = call.int("x_n");
-    let run = if last { layout.in_channels } else { layout.volume };
+    let run = if layout.of_last { layout.in_channels } else { layout.volume };
     assert!(run * size % 16 == 0 && x_n * size % 16 == 0, "copies of {run}: {what}");
     let [width, line_bits, past_line, y_h] = call.ints(["width", "line_bits", "past_line", "y_h"]);
     assert!(how != 1 || !last && width % (8 / size) == 0, "{what}");
@@ -436,6 +440,7 @@ pub fn features(call: &Call<'_>) -> Vec<&'static str> {
         ("channels last", layout.last),
         ("channels last, many", layout.ring_last),
         ("channels last, warpgroups", voxels),
+        ("channels last to first", layout.of_last && !voxels),
         ("chunks", chunks > 1),
         ("copies of 4 bytes", x_unit == 4),
         ("copies of 8 bytes", x_unit == 8),

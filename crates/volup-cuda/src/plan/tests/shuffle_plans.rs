@@ -90,11 +90,11 @@ const FAMILIES: [Algorithm; 3] = [Algorithm::ShuffleGemm, Algorithm::ShuffleRing
 fn plans_of(
     example: &Example,
     precision: Precision,
-    format: MemoryFormat,
+    formats: [MemoryFormat; 2],
     device: &DeviceInfo,
     variants: &[&Variant],
 ) -> (Request, Vec<Plan>) {
-    let request = example.request(Algorithm::ShuffleGemm, precision, [format; 2]);
+    let request = example.request(Algorithm::ShuffleGemm, precision, formats);
     let mut plans = of_all(&request, device, variants);
     plans.retain(|plan| FAMILIES.contains(&plan.algorithm));
     (request, plans)
@@ -119,11 +119,16 @@ fn check(
     let (mut found, mut count) = (BTreeSet::new(), 0);
     for case in cases().iter().chain(&own()).filter(|case| case.batch != Some(0)) {
         let example = Example::new(case, dtype, |_, _| {});
-        for format in FORMATS {
-            let (request, plans) = plans_of(&example, precision, format, device, &variants);
-            assert!(choice.is_some() || plans.is_empty() != applies(&request), "{case}; {dtype}, {format}");
+        let [first, last] = FORMATS;
+        for formats in [[first; 2], [last; 2], [last, first]] {
+            let (request, plans) = plans_of(&example, precision, formats, device, &variants);
+            let alike = formats[0] == formats[1];
+            assert!(
+                choice.is_some() || !alike || plans.is_empty() != applies(&request),
+                "{case}; {dtype}, {formats:?}"
+            );
             for plan in &plans {
-                println!("{case}; {dtype}, {precision}, {format}; {plan}");
+                println!("{case}; {dtype}, {precision}, {formats:?}; {plan}");
                 launches(plan).iter().for_each(|call| fits(call, plan, &format!("{request:?}")));
                 let (deviation, needed) = example.run(plan, &request);
                 assert!(deviation.is_ok() && !needed, "{deviation}");
@@ -154,6 +159,7 @@ fn shuffle_gemm_computes_the_definition() {
         "blocks of many blocks of positions",
         "blocks without positions of a sample",
         "channels last",
+        "channels last to first",
         "channels last, many",
         "channels last, warpgroups",
         "chunks",
@@ -239,7 +245,7 @@ fn shuffle_gemm_leaves_what_it_cannot_compute_to_the_definition() {
             for (what, change) in changes {
                 let example = Example::new(&case, dtype, change);
                 for format in FORMATS {
-                    let (request, plans) = plans_of(&example, precision, format, &device, &variants);
+                    let (request, plans) = plans_of(&example, precision, [format; 2], &device, &variants);
                     for plan in &plans {
                         println!("{case}; {dtype}, {precision}, {format}; {what}; {plan}");
                         let (deviation, _) = example.run(plan, &request);
