@@ -52,7 +52,7 @@ const VECTOR: f64 = 0.088e-6;
 const BOX: f64 = 0.91e-6;
 /// How much longer vectors take whose elements are asked for one by one; of NDHWC by kind of operand.
 const SCATTERED: f64 = 3.0;
-const SCATTERED_LAST: [f64; 3] = [3.0, 3.0, 6.0];
+const SCATTERED_LAST: [f64; 3] = [3.0, 3.0, 8.0];
 /// Instructions of a warp: for a step beside its products, for a tile of a step by kind of operand; for a unit of work, a row block and a
 /// residue of it, and a run, beside its steps and outputs; for 32 outputs, written, counted or normalized, or counted as 16 bits hold
 /// them.
