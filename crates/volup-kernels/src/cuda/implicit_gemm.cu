@@ -32,7 +32,7 @@
 //
 // With VOXEL the input is NDHWC, and words of it are asked for one by one. If it is not 0, so is the output. Then a unit of work has all
 // tiles of channels that make up VOXEL bytes of a voxel of y: these are collected voxel by voxel, and stored by lanes, whole sectors
-// (`implicit_voxels.cuh`). What follows is of such a VOXEL.
+// (`implicit_voxels.cuh`).
 //
 // # Modes
 //
@@ -61,12 +61,13 @@
 // Threads: THREADS, 128 more than the warps that multiply have. Grid: groups times `blocks_of_group`. Boxes of an axis are
 // ceil(output/box), of height `box_h = units_h*blocks_h*LINES*h_stride`; `box_d` is a multiple of the stride. LINES above 1
 // want `joined`; `linked` wants boxes as wide as y, and runs, but for y's last ones, of a sector at least. Units of a box times
-// `stages - 1` are at least WARPS - 1, or a warp takes one stage for another. Bytes of dynamic shared memory: `16*entries + stages*4*words*x_c + 64*parts*tiles*entries + 96*tiles + rows +
+// `stages - 1` are at least WARPS - 1, or a warp takes one stage for another.
+// Bytes of dynamic shared memory: `16*entries + stages*4*words*x_c + 64*parts*tiles*entries + 96*tiles + rows +
 // WARPS*8*run_pitch*element`: parts 2 and rows 64*tiles*d_stride*h_stride for KIND 2, else 1 and none; words channels of the input (KIND 0:
 // pairs); x_c a multiple of 16, but not of 32, of at least planes*lines*PITCH; tiles of 8 channels of a group; `entries` those
 // of all pairs of residues, each a multiple of 8; `planes` and `lines` of input that a box has at most; run_pitch elements, a
 // multiple of 32 bytes, of at least a run and 32 bytes but one element: from a place that is no multiple of them the copy engine
-// takes half as long again; with VOXEL as many as make LINES lines of 2*SPAN voxels, with 32 bytes more for each four. VOXEL is a
+// takes half as long again; of an NDHWC output as many as make LINES lines of 2*SPAN voxels, with 32 bytes more for each four. VOXEL is a
 // multiple of 8 elements and of 32 bytes, and what a group has of a voxel one of VOXEL; there is no `joined` then, which LINES above 1
 // does not want, and no `linked`. Offsets along width are from -MARGIN to MARGIN.
 // d_stride*h_stride is at most MOST_CLASSES, taps along width at most MOST_WIDTH. x and y are dense, starting at

@@ -5,16 +5,11 @@
 #include "implicit_tiles.cuh"
 #include "warp_meet.cuh"
 
-#if !defined(VOXEL) || !VOXEL
-#undef VOXEL
-#define VOXEL 32
-#endif
-
-/// Bytes that are left free behind four voxels, so that lanes meet no bank twice; of a line of voxels.
-constexpr int VOXEL_PAD = 32, VOXEL_LINE = 2 * SPAN * VOXEL + 2 * SPAN / 4 * VOXEL_PAD;
+/// Bytes of a voxel; such as are left free behind four voxels, so that lanes meet no bank twice; of a line of voxels.
+constexpr int VOXEL_BYTES = OF_UNIT * 8 * sizeof(Element), VOXEL_PAD = 32, VOXEL_LINE = 2 * SPAN * VOXEL_BYTES + 2 * SPAN / 4 * VOXEL_PAD;
 
 /// Where a voxel of a line is collected.
-__device__ __forceinline__ int place_of_voxel(int v) { return v * VOXEL + v / 4 * VOXEL_PAD; }
+__device__ __forceinline__ int place_of_voxel(int v) { return v * VOXEL_BYTES + v / 4 * VOXEL_PAD; }
 
 /// Writes a warp's sums of eight channels, with more of them in a unit those of all once it has them: to shared memory voxel by voxel, from there
 /// to lines of y, `columns` voxels of each. `to` is the first line's, the next one lies `next_line` elements further on, and `lines` are
@@ -35,7 +30,7 @@ __device__ __forceinline__ void store_voxels(const Sums &sum, Element *area, Ele
             }
     if (of_unit + 1 < OF_UNIT) return;
     meet();
-    constexpr int PIECES = VOXEL / 16;
+    constexpr int PIECES = VOXEL_BYTES / 16;
 #pragma unroll 1
     for (int line = 0; line < lines; line++) {
         const char *const from = (const char *)area + (line * VOXEL_LINE + lane % PIECES * 16);

@@ -13,9 +13,9 @@
 constexpr bool WRITES = MODE != 1, COUNTS = MODE == 1 || MODE == 3;
 /// Warpgroups of a block that multiply, and threads of one; of all of them, and with those that copy.
 constexpr int GROUPS = 4, GROUP = 128, MULTIPLIERS = GROUPS * GROUP, THREADS = MULTIPLIERS + 32 * GROUPS;
-/// Registers of a thread of each: who rounds what it has copied needs more. With Y_LAST that is little, and what is written and counted much.
-constexpr bool ROUNDS = KIND != 0 && !(Y_LAST && MODE == 3);
-constexpr int MULTIPLIER_REGISTERS = ROUNDS ? 104 : 112, COPIER_REGISTERS = ROUNDS ? 56 : 32;
+/// Registers of a thread of each: who rounds what it has copied needs more, but where y is NDHWC, written and counted those who
+/// multiply have none to spare.
+constexpr int COPIER_REGISTERS = KIND == 0 || Y_LAST && MODE == 3 ? 32 : 56, MULTIPLIER_REGISTERS = COPIER_REGISTERS == 32 ? 112 : 104;
 /// Rows of a warpgroup, positions of a tile, channels of a stage and of a matrix instruction.
 constexpr int ROWS = 64, POS = 128, KC = KIND == 3 ? 16 : 32, STEP = 32 / sizeof(Element);
 /// Positions of a part of a tile, which is finished at a time.

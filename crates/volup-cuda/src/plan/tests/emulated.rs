@@ -488,6 +488,14 @@ fn right_in_all(engine: &Emulated, case: &Case, seed: u64) {
     }
 }
 
+/// The same for cases in the notation of the table, with inputs of NDHWC.
+fn right_of_last<'a>(engine: &Emulated, lines: impl IntoIterator<Item = &'a &'a str>) {
+    for (seed, line) in lines.into_iter().enumerate() {
+        let case = Case::parse("last", line, "channels last").expect("a valid case");
+        right_in_all(engine, &Case { format: MemoryFormat::ChannelsLast3d, ..case }, seed as u64);
+    }
+}
+
 /// One whose plans say something, where there are any that do.
 fn saying(engine: &Emulated, words: &'static str) -> Emulated {
     Emulated {
@@ -597,10 +605,7 @@ fn shuffle_wgmma() {
         }
         assert!(engine.said.get() > 80, "{} plans", engine.said.get());
         let engine = to_first(&engine);
-        for (seed, line) in LINES.iter().chain(&VOXELS).enumerate() {
-            let case = Case::parse("shuffle", line, "from one format to the other").expect("a valid case");
-            right_in_all(&engine, &Case { format: last, ..case }, seed as u64);
-        }
+        right_of_last(&engine, LINES.iter().chain(&VOXELS));
         assert!(engine.said.get() > 10, "{} plans", engine.said.get());
     });
 }
@@ -624,16 +629,10 @@ const VOXELS_OF_FEW: [&str; 5] = [
 fn implicit_gemm_of_voxels() {
     engines(Some(Algorithm::ImplicitGemm), |engine| {
         let engine = saying(engine, "bytes of a voxel");
-        for (seed, line) in VOXELS_OF_FEW.into_iter().enumerate() {
-            let case = Case::parse("voxels", line, "few channels").expect("a valid case");
-            right_in_all(&engine, &Case { format: MemoryFormat::ChannelsLast3d, ..case }, seed as u64);
-        }
+        right_of_last(&engine, &VOXELS_OF_FEW);
         assert!(engine.said.get() > 20, "{} plans", engine.said.get());
         let engine = to_first(&engine);
-        for (seed, line) in VOXELS_OF_FEW.into_iter().enumerate() {
-            let case = Case::parse("voxels", line, "few channels").expect("a valid case");
-            right_in_all(&engine, &Case { format: MemoryFormat::ChannelsLast3d, ..case }, seed as u64);
-        }
+        right_of_last(&engine, &VOXELS_OF_FEW);
         assert!(engine.said.get() > 20, "{} plans", engine.said.get());
     });
 }

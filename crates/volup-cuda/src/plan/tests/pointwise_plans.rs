@@ -2,7 +2,7 @@
 
 use super::manifest::with_multiprocessors;
 use super::results::{Example, kernels, unnoticed_of};
-use super::{FORMATS, fits, launches, pointwise};
+use super::{FORMATS, launches, pointwise};
 use crate::plan::{Plan, Request};
 use crate::{Algorithm, DeviceInfo, Variant};
 use std::collections::BTreeSet;
@@ -58,9 +58,7 @@ fn points_compute_the_definition() {
             let request = example.request(Algorithm::Pointwise, precision, [FORMATS[0]; 2]);
             for plan in plans(&request, &device, &all) {
                 println!("{case}; {dtype}, {precision}; {plan}");
-                launches(&plan).iter().for_each(|call| fits(call, &plan, &format!("{request:?}")));
-                let (deviation, needed) = example.run(&plan, &request);
-                assert!(deviation.is_ok() && !needed, "{deviation}");
+                example.is_right(&plan, &request);
                 let calls = launches(&plan);
                 let call = calls.iter().find(|call| call.kernel() == "pointwise").expect("it");
                 kernels_found.insert(call.variant.name);

@@ -7,7 +7,7 @@ use super::implicit;
 use super::machine::{Call, Machine};
 use super::manifest::{devices, variants_for};
 use super::shuffle;
-use super::{FORMATS, launches, planned};
+use super::{FORMATS, fits, launches, planned};
 use crate::plan::{Argument, Buffer, Plan, Request, Step, Task};
 use crate::{Algorithm, DeviceInfo, Variant};
 use std::collections::BTreeSet;
@@ -59,6 +59,13 @@ impl Example {
             output_format: formats[1],
             algorithm: Some(algorithm),
         }
+    }
+
+    /// Checks that a plan of a request computes what it should without a guarded kernel, by launches that fit.
+    pub fn is_right(&self, plan: &Plan, request: &Request) {
+        launches(plan).iter().for_each(|call| fits(call, plan, &format!("{request:?}")));
+        let (deviation, needed) = self.run(plan, request);
+        assert!(deviation.is_ok() && !needed, "{deviation}");
     }
 
     /// What the machine computes, beside what it should; and whether a guarded kernel had to.
