@@ -1,6 +1,8 @@
 //! What instructions compute of one lane's numbers, which are bits in 64.
 
+use crate::LANES;
 use crate::instruction::{Compare, Function, Round, Type};
+use crate::warp::{Lanes, lanes};
 use half::{bf16, f16};
 
 fn f(bits: u64) -> f32 {
@@ -57,6 +59,46 @@ pub(crate) fn compute(function: Function, ty: Type, [a, b, c, e]: [u64; 4]) -> O
             _ => cut(ty, bits),
         }),
     }
+}
+
+/// The same for the lanes of a mask. What most instructions are is chosen once for all lanes; what others are given then is not used.
+pub(crate) fn compute_all(
+    function: Function,
+    ty: Type,
+    [a, b, c, e]: [&Lanes; 4],
+    mask: u32,
+) -> Option<Lanes> {
+    let word = |bits: u64| bits & 0xffff_ffff;
+    Some(match (function, ty) {
+        (Function::Move, Type::B32 | Type::S32 | Type::F32) => each(|l| word(a[l])),
+        (Function::Move, Type::B64 | Type::S64) => *a,
+        (Function::Select, Type::B32 | Type::S32 | Type::F32) => {
+            each(|l| word(if c[l] & 1 == 1 { a[l] } else { b[l] }))
+        }
+        (Function::Add, Type::B32 | Type::S32) => each(|l| word(a[l].wrapping_add(b[l]))),
+        (Function::Add, Type::B64 | Type::S64) => each(|l| a[l].wrapping_add(b[l])),
+        (Function::Sub, Type::B32 | Type::S32) => each(|l| word(a[l].wrapping_sub(b[l]))),
+        (Function::Mul, Type::B32 | Type::S32) => each(|l| word(a[l].wrapping_mul(b[l]))),
+        (Function::Mad, Type::B32 | Type::S32) => each(|l| word(a[l].wrapping_mul(b[l]).wrapping_add(c[l]))),
+        (Function::And, Type::B32) => each(|l| word(a[l] & b[l])),
+        (Function::Or, Type::B32) => each(|l| word(a[l] | b[l])),
+        (Function::Xor, Type::B32) => each(|l| word(a[l] ^ b[l])),
+        (Function::Add, Type::F32) => each(|l| of(f(a[l]) + f(b[l]))),
+        (Function::Sub, Type::F32) => each(|l| of(f(a[l]) - f(b[l]))),
+        (Function::Mul, Type::F32) => each(|l| of(f(a[l]) * f(b[l]))),
+        _ => {
+            let mut result = [0; LANES];
+            for lane in lanes(mask) {
+                result[lane] = compute(function, ty, [a[lane], b[lane], c[lane], e[lane]])?;
+            }
+            result
+        }
+    })
+}
+
+/// What a number of each lane is.
+fn each(of: impl Fn(usize) -> u64) -> Lanes {
+    std::array::from_fn(of)
 }
 
 fn float(function: Function, a: f32, b: f32, c: f32) -> Option<f32> {

@@ -248,16 +248,17 @@ impl Warp {
                 return Ok(Step::End(mask));
             }
             Op::Compute { of, ty, to, from, count } => {
-                let mut values = [[0; LANES]; 4];
-                for (values, &from) in values.iter_mut().zip(from).take(*count) {
-                    *values = self.get(from, world);
+                let mut others = [[0; LANES]; 4];
+                for (other, &from) in others.iter_mut().zip(from).take(*count) {
+                    if !matches!(from, Operand::Register(_)) {
+                        *other = self.get(from, world);
+                    }
                 }
-                let [a, b, c, d] = values;
-                let mut result = [0; LANES];
-                for lane in lanes(mask) {
-                    let numbers = [a[lane], b[lane], c[lane], d[lane]];
-                    result[lane] = number::compute(*of, *ty, numbers).ok_or_else(unknown)?;
-                }
+                let values = std::array::from_fn(|at| match from[at] {
+                    Operand::Register(register) if at < *count => &self.registers[register as usize],
+                    _ => &others[at],
+                });
+                let result = number::compute_all(*of, *ty, values, mask).ok_or_else(unknown)?;
                 self.set(*to, mask, &result);
             }
             Op::SetPredicate { compare, ty, to, a, b } => {

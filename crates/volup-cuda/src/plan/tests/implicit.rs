@@ -367,29 +367,35 @@ pub fn features(call: &Call<'_>) -> Vec<&'static str> {
     found.into_iter().filter(|(_, is)| *is).map(|(what, _)| what).collect()
 }
 
-/// An output's sum by the definition, of all elements of the input and the weight.
-fn defined(layout: &Layout, [x, w]: [&[f64]; 2], [n, channel, place @ ..]: [i64; 5]) -> f64 {
-    let taps = [0, 1, 2].map(|axis| -> Vec<(i64, i64)> {
-        let of: Axis = layout.axes[axis];
-        let inside = |i: &i64| (0..of.input).contains(i);
-        let from = |tap| of.source(place[axis], tap).filter(inside).map(|i| (tap, i));
-        (0..of.kernel).filter_map(from).collect()
-    });
+/// Of each output along an axis its taps that read an input, and which.
+fn taps_of_outputs(axis: Axis) -> Vec<Vec<(i64, i64)>> {
+    let of = |output| {
+        let inside = |i: &i64| (0..axis.input).contains(i);
+        let from = |tap| axis.source(output, tap).filter(inside).map(|i| (tap, i));
+        (0..axis.kernel).filter_map(from).collect()
+    };
+    (0..axis.output).map(of).collect()
+}
+
+/// An output's sum by the definition, of all elements of the input and the weight, with its taps along each axis.
+fn defined(layout: &Layout, [x, w]: [&[f64]; 2], [n, channel]: [i64; 2], taps: [&[(i64, i64)]; 3]) -> f64 {
     let [depth, height, width] = layout.axes;
-    let [x_n, _] = layout.of_sample();
-    let (group, o) = (channel / layout.output, channel % layout.output);
+    let (x_n, channels) = (layout.of_sample()[0], layout.groups * layout.input);
+    let voxels = depth.input * height.input * width.input;
+    let (first, o) = (channel / layout.output * layout.input, channel % layout.output);
+    // From a channel to the next.
+    let (of_x, of_w) = (if layout.of_last { 1 } else { voxels }, layout.output * layout.taps());
     let mut sum = 0.0;
-    for (kd, d) in &taps[0] {
-        for (kh, h) in &taps[1] {
-            for (kw, iw) in &taps[2] {
+    for (kd, d) in taps[0] {
+        for (kh, h) in taps[1] {
+            for (kw, iw) in taps[2] {
                 let tap = (kd * height.kernel + kh) * width.kernel + kw;
-                for c in group * layout.input..(group + 1) * layout.input {
-                    let voxel = (d * height.input + h) * width.input + iw;
-                    let voxels = depth.input * height.input * width.input;
-                    let at = n * x_n
-                        + place_in_sample(layout.of_last, [c, layout.groups * layout.input], [voxel, voxels]);
-                    sum += x[at as usize] * w[((c * layout.output + o) * layout.taps() + tap) as usize];
-                }
+                let voxel = (d * height.input + h) * width.input + iw;
+                let x_at = n * x_n + place_in_sample(layout.of_last, [first, channels], [voxel, voxels]);
+                let w_at = (first * layout.output + o) * layout.taps() + tap;
+                let x = x[x_at as usize..].iter().step_by(of_x as usize);
+                let w = w[w_at as usize..].iter().step_by(of_w as usize);
+                sum = x.zip(w).take(layout.input as usize).fold(sum, |sum, (x, w)| sum + x * w);
             }
         }
     }
@@ -414,6 +420,8 @@ pub fn run(call: &Call<'_>, machine: &mut Machine) {
     let [boxes_d, boxes_h, boxes_w] = layout.boxes;
     let [box_d, _, box_w] = layout.box_sizes();
     let [depth, height, width] = layout.axes.map(|axis| axis.output);
+    let taps = layout.axes.map(taps_of_outputs);
+    let y_n = call.int("y_n");
     for (n, channel) in (0..layout.samples).flat_map(|n| (0..layout.channels()).map(move |c| (n, c))) {
         let add = biased(call, machine, bias, channel);
         let normalized = (mode == 2).then(|| norm::normalized(call, machine, [n, channel]));
@@ -425,12 +433,15 @@ pub fn run(call: &Call<'_>, machine: &mut Machine) {
             let mut seen = Vec::new();
             for (h, column) in lines.flat_map(|h| columns.clone().map(move |w| (h, w))).filter(|_| d < depth)
             {
-                let value = of(function, defined(&layout, [&x, &w], [n, channel, d, h, column]) + add);
+                let [of_d, of_h, of_w] =
+                    [(0, d), (1, h), (2, column)].map(|(axis, at)| &taps[axis][at as usize][..]);
+                let sum = defined(&layout, [&x, &w], [n, channel], [of_d, of_h, of_w]);
+                let value = of(function, sum + add);
                 if mode != 1 {
                     let voxels = [(d * height + h) * width + column, depth * height * width];
                     let at = place_in_sample(layout.voxel.is_some(), [channel, layout.channels()], voxels);
                     let value = normalized.as_ref().map_or(value, |normalized| normalized(value));
-                    machine.write(y, n * call.int("y_n") + at, value);
+                    machine.write(y, n * y_n + at, value);
                 }
                 seen.push(of(behind, value));
             }
