@@ -261,8 +261,8 @@ pub(crate) enum Op {
         of: Function,
         ty: Type,
         to: Register,
+        /// Zero where a function takes fewer.
         from: [Operand; 4],
-        count: usize,
     },
     SetPredicate {
         compare: Compare,

@@ -18,6 +18,7 @@ fn d(bits: u64) -> f64 {
 }
 
 /// A signed number of a type.
+#[inline(always)]
 fn signed(ty: Type, bits: u64) -> i64 {
     match ty.bits() {
         8 => (bits as i8).into(),
@@ -28,11 +29,13 @@ fn signed(ty: Type, bits: u64) -> i64 {
 }
 
 /// Bits within a type's width.
+#[inline(always)]
 fn cut(ty: Type, bits: u64) -> u64 {
     if ty.bits() == 64 { bits } else { bits & ((1 << ty.bits()) - 1) }
 }
 
 /// What a function gives for up to four numbers; nothing if there is none of the type.
+#[inline(always)]
 pub(crate) fn compute(function: Function, ty: Type, [a, b, c, e]: [u64; 4]) -> Option<u64> {
     match function {
         Function::Move => return Some(cut(ty, a)),
@@ -61,46 +64,47 @@ pub(crate) fn compute(function: Function, ty: Type, [a, b, c, e]: [u64; 4]) -> O
     }
 }
 
-/// The same for the lanes of a mask. What most instructions are is chosen once for all lanes; what others are given then is not used.
-pub(crate) fn compute_all(
-    function: Function,
-    ty: Type,
-    [a, b, c, e]: [&Lanes; 4],
-    mask: u32,
-) -> Option<Lanes> {
-    let word = |bits: u64| bits & 0xffff_ffff;
-    Some(match (function, ty) {
-        (Function::Move, Type::B32 | Type::S32 | Type::F32) => each(|l| word(a[l])),
-        (Function::Move, Type::B64 | Type::S64) => *a,
-        (Function::Select, Type::B32 | Type::S32 | Type::F32) => {
-            each(|l| word(if c[l] & 1 == 1 { a[l] } else { b[l] }))
-        }
-        (Function::Add, Type::B32 | Type::S32) => each(|l| word(a[l].wrapping_add(b[l]))),
-        (Function::Add, Type::B64 | Type::S64) => each(|l| a[l].wrapping_add(b[l])),
-        (Function::Sub, Type::B32 | Type::S32) => each(|l| word(a[l].wrapping_sub(b[l]))),
-        (Function::Mul, Type::B32 | Type::S32) => each(|l| word(a[l].wrapping_mul(b[l]))),
-        (Function::Mad, Type::B32 | Type::S32) => each(|l| word(a[l].wrapping_mul(b[l]).wrapping_add(c[l]))),
-        (Function::And, Type::B32) => each(|l| word(a[l] & b[l])),
-        (Function::Or, Type::B32) => each(|l| word(a[l] | b[l])),
-        (Function::Xor, Type::B32) => each(|l| word(a[l] ^ b[l])),
-        (Function::Add, Type::F32) => each(|l| of(f(a[l]) + f(b[l]))),
-        (Function::Sub, Type::F32) => each(|l| of(f(a[l]) - f(b[l]))),
-        (Function::Mul, Type::F32) => each(|l| of(f(a[l]) * f(b[l]))),
-        _ => {
-            let mut result = [0; LANES];
-            for lane in lanes(mask) {
-                result[lane] = compute(function, ty, [a[lane], b[lane], c[lane], e[lane]])?;
+/// The same for the lanes of a mask. What most instructions compute is chosen once for all
+/// lanes, and what those outside of the mask are given then is not used.
+pub(crate) fn compute_all(function: Function, ty: Type, numbers: [&Lanes; 4], mask: u32) -> Option<Lanes> {
+    macro_rules! chosen {
+        ($($name:ident: $($kind:ident)+,)*) => {
+            match (function, ty) {
+                $($((Function::$name, Type::$kind) => {
+                    of_lanes(0..LANES, numbers, |of| compute(Function::$name, Type::$kind, of))
+                })+)*
+                _ => of_lanes(lanes(mask), numbers, |of| compute(function, ty, of)),
             }
-            result
-        }
-    })
+        };
+    }
+    chosen! {
+        Move: B32 S32 F32 B64 S64,
+        Select: B32 S32 F32,
+        Add: B32 S32 B64 S64 F32,
+        Sub: B32 S32 F32,
+        Mul: B32 S32 F32,
+        Mad: B32 S32,
+        And: B32,
+        Or: B32,
+        Xor: B32,
+    }
 }
 
-/// What a number of each lane is.
-fn each(of: impl Fn(usize) -> u64) -> Lanes {
-    std::array::from_fn(of)
+/// What comes of each lane's numbers; nothing if nothing does of one's.
+#[inline(always)]
+fn of_lanes(
+    lanes: impl Iterator<Item = usize>,
+    [a, b, c, e]: [&Lanes; 4],
+    of: impl Fn([u64; 4]) -> Option<u64>,
+) -> Option<Lanes> {
+    let mut result = [0; LANES];
+    for lane in lanes {
+        result[lane] = of([a[lane], b[lane], c[lane], e[lane]])?;
+    }
+    Some(result)
 }
 
+#[inline(always)]
 fn float(function: Function, a: f32, b: f32, c: f32) -> Option<f32> {
     Some(match function {
         Function::Add => a + b,
@@ -146,6 +150,7 @@ fn double(function: Function, a: f64, b: f64, c: f64) -> Option<f64> {
     })
 }
 
+#[inline(always)]
 fn integer(function: Function, ty: Type, [a, b, c, e]: [u64; 4]) -> Option<u64> {
     let (bits, is_signed) = (ty.bits(), ty.is_signed());
     let (sa, sb) = (signed(ty, a), signed(ty, b));

@@ -295,7 +295,7 @@ impl<'a> Parser<'a> {
             for (at, from) in from.iter_mut().enumerate().take(count) {
                 *from = operand(at + 1)?;
             }
-            Ok(Op::Compute { of, ty: ty()?, to: register(0)?, from, count })
+            Ok(Op::Compute { of, ty: ty()?, to: register(0)?, from })
         };
         Ok(match parts[0] {
             "add" => function(Function::Add, 2)?,
@@ -341,7 +341,6 @@ impl<'a> Parser<'a> {
                 ty: Type::B64,
                 to: register(0)?,
                 from: [operand(1)?, Operand::Number(0), Operand::Number(0), Operand::Number(0)],
-                count: 1,
             },
             "setp" => {
                 let Some(compare) = Compare::parse(parts[1]) else { return self.fail(name) };

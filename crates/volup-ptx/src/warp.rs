@@ -247,15 +247,14 @@ impl Warp {
                 }
                 return Ok(Step::End(mask));
             }
-            Op::Compute { of, ty, to, from, count } => {
-                let mut others = [[0; LANES]; 4];
-                for (other, &from) in others.iter_mut().zip(from).take(*count) {
-                    if !matches!(from, Operand::Register(_)) {
-                        *other = self.get(from, world);
-                    }
-                }
+            Op::Compute { of, ty, to, from } => {
+                // Registers are looked at where they are.
+                let others = from.map(|from| match from {
+                    Operand::Register(_) => [0; LANES],
+                    _ => self.get(from, world),
+                });
                 let values = std::array::from_fn(|at| match from[at] {
-                    Operand::Register(register) if at < *count => &self.registers[register as usize],
+                    Operand::Register(register) => &self.registers[register as usize],
                     _ => &others[at],
                 });
                 let result = number::compute_all(*of, *ty, values, mask).ok_or_else(unknown)?;

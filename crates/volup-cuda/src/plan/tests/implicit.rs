@@ -393,9 +393,9 @@ fn defined(layout: &Layout, [x, w]: [&[f64]; 2], [n, channel]: [i64; 2], taps: [
                 let voxel = (d * height.input + h) * width.input + iw;
                 let x_at = n * x_n + place_in_sample(layout.of_last, [first, channels], [voxel, voxels]);
                 let w_at = (first * layout.output + o) * layout.taps() + tap;
-                let x = x[x_at as usize..].iter().step_by(of_x as usize);
-                let w = w[w_at as usize..].iter().step_by(of_w as usize);
-                sum = x.zip(w).take(layout.input as usize).fold(sum, |sum, (x, w)| sum + x * w);
+                for c in 0..layout.input {
+                    sum += x[(x_at + c * of_x) as usize] * w[(w_at + c * of_w) as usize];
+                }
             }
         }
     }
