@@ -95,15 +95,20 @@ class Block:
         return ACTIVATIONS[self.post](y, inplace=inplace) if self.post else y
 
     def run_volup(
-        self, input: Tensor, precision: str | None = None, memory: str | None = None
+        self,
+        input: Tensor,
+        precision: str | None = None,
+        memory: str | None = None,
+        weight: Tensor | None = None,
     ) -> Tensor:
+        weight = self.weight if weight is None else weight
         if self.op == "conv":
             return volup.conv_transpose3d(
-                input, self.weight, self.bias, **self.sizes, precision=precision
+                input, weight, self.bias, **self.sizes, precision=precision
             )
         return volup.conv_transpose3d_block(
             input,
-            self.weight,
+            weight,
             self.bias,
             **self.sizes,
             activation=self.activation,

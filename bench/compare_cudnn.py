@@ -235,6 +235,12 @@ def measure(
     def run_volup(x: Tensor) -> Tensor:
         return block.run_volup(x, asked)
 
+    frozen = torch.nn.Parameter(block.weight.clone(), requires_grad=False)
+    volup.freeze(frozen)
+
+    def run_frozen(x: Tensor) -> Tensor:
+        return block.run_volup(x, asked, weight=frozen)
+
     contest = Contest(clock, inputs)
     rows: dict[str, Row] = {}
     for layout in args.layouts:
@@ -251,11 +257,17 @@ def measure(
         def enter(layout: str = layout) -> tuple[float, float]:
             with no_fallback():
                 contest.enter(f"volup {layout}", layout, run_volup)
-            return oracle.errors(run_volup(inputs[layout][0]))
+                if args.freeze:
+                    contest.enter(f"frozen {layout}", layout, run_frozen)
+            result = run_volup(inputs[layout][0])
+            if args.freeze and not torch.equal(run_frozen(inputs[layout][0]), result):
+                raise ValueError("a frozen weight changes the result")
+            return oracle.errors(result)
 
         found = attempt(f"{what} volup {layout}", enter)
         if isinstance(found, str):
-            contest.runs.pop(f"volup {layout}", None)
+            for name in ("volup", "frozen"):
+                contest.runs.pop(f"{name} {layout}", None)
             row["failure"] = found
         else:
             row["volup_extra_bytes"] = contest.extra_bytes[f"volup {layout}"]
@@ -291,6 +303,8 @@ def measure(
     best = min((peer.name for peer, _ in ways if peer.name in ms), key=ms.__getitem__, default=None)
     for layout, row in rows.items():
         row["volup_ms"] = ms.get(f"volup {layout}")
+        if args.freeze:
+            row["frozen_ms"] = ms.get(f"frozen {layout}")
         if best is not None:
             row["best_ms"], row["best_how"] = ms[best], best
             row["best_extra_bytes"] = contest.extra_bytes[best]
@@ -372,15 +386,15 @@ def line_of(row: Row) -> str:
     failure = f"  FAILED: {row['failure']}" if "failure" in row else ""
     return (
         f"{row['shape']:23}{row['precision']:5}{row['layout']:6}{number('volup_ms'):>9}"
-        f"{number('best_ms'):>9}{ratio:>7}{number('default_ms'):>9}{number('floor_ms'):>8}"
+        f"{number('frozen_ms'):>9}{number('best_ms'):>9}{ratio:>7}{number('default_ms'):>9}{number('floor_ms'):>8}"
         f"{error:>9}  {row.get('best_how') or '-'}{failure}"
     )
 
 
 def header() -> str:
     return (
-        f"{'shape':34}{'volup ms':>9}{'best ms':>9}{'ratio':>7}{'default':>9}{'floor':>8}"
-        f"{'error':>9}  best way"
+        f"{'shape':34}{'volup ms':>9}{'frozen':>9}{'best ms':>9}{'ratio':>7}{'default':>9}"
+        f"{'floor':>8}{'error':>9}  best way"
     )
 
 
@@ -424,6 +438,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--seconds-per-search", type=float, default=45.0, help="for a way's kernels"
     )
+    parser.add_argument("--freeze", action="store_true", help="frozen weights as well")
     parser.add_argument("--compile", action="store_true", help="torch.compile the blocks as well")
     parser.add_argument("--seconds-per-compile", type=float, default=60.0)
     parser.add_argument("--json", type=Path, help="also write the figures to this file")

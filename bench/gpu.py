@@ -222,6 +222,7 @@ def conformance(stage: Stage, _args: argparse.Namespace) -> None:
 
 def tests(stage: Stage, _args: argparse.Namespace) -> None:
     pytest(stage, "test_cuda")
+    pytest(stage, "test_frozen")
     script = "examples/kernelbench/check.py"
     command = [sys.executable, script, "--device", "cuda"]
     stage.run("kernelbench", command, lambda text: f"{text.count('ok  ')} ok")

@@ -7,7 +7,7 @@ use crate::tensors::{Scratch, address, describe};
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyTuple};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use volup::{BlockSpec, DType, Precision, Wanted};
 use volup_cuda::{Device, Executable, Manifest, Pointers, Request, Stream, Task};
 
@@ -16,9 +16,15 @@ use volup_cuda::{Device, Executable, Manifest, Pointers, Request, Stream, Task};
 pub(crate) struct CudaPass {
     device: Arc<Device>,
     executable: Executable,
+    /// What packs the weight and what computes the rest, of a forward pass that is asked to.
+    prepacked: OnceLock<Option<[Executable; 2]>>,
     /// Which tensors it cannot do without, in the order of the fields of [`Pointers`].
     needed: Vec<bool>,
+    is_forward: bool,
 }
+
+/// The place of the packed weight among the fields of [`Pointers`].
+const PACKED: usize = 16;
 
 /// A pass by its name, and which gradients are wanted of it: those of the input, the weight, the bias and the
 /// normalization's weight and bias.
@@ -76,7 +82,8 @@ impl CudaPass {
             })
             .map_err(raised)?;
         let needed = needed(task, &spec, executable.workspace_bytes() > 0);
-        Ok(CudaPass { device, executable, needed })
+        let is_forward = task == Task::Forward;
+        Ok(CudaPass { device, executable, prepacked: OnceLock::new(), needed, is_forward })
     }
 
     /// Bytes of scratch memory that a run needs.
@@ -85,23 +92,56 @@ impl CudaPass {
         self.executable.workspace_bytes()
     }
 
+    /// How the weight is packed, and into how many bytes: passes of which this is equal may share it. None if it is not packed.
+    #[getter]
+    fn packing(&self, py: Python<'_>) -> PyResult<Option<(String, usize)>> {
+        let packing = py.detach(|| self.prepacked()).map_err(raised)?.as_ref().map(|[packing, _]| packing);
+        Ok(packing.map(|packing| (format!("{:?}", packing.plan().steps), packing.workspace_bytes())))
+    }
+
+    /// Packs a weight, as `packing` says; done when this returns.
+    #[pyo3(signature = (weight, packed, stream, /))]
+    fn pack(
+        &self,
+        py: Python<'_>,
+        weight: &Bound<'_, PyAny>,
+        packed: &Bound<'_, PyAny>,
+        stream: u64,
+    ) -> PyResult<()> {
+        let pointers =
+            Pointers { weight: address(weight)?, workspace: address(packed)?, ..Pointers::default() };
+        py.detach(|| {
+            let Some([packing, _]) = self.prepacked()? else { return Ok(()) };
+            // SAFETY: as of `run`; the memory is fresh from torch.empty, of as many bytes as `packing` says.
+            let stream = unsafe { Stream::borrowed(&self.device, stream) };
+            // SAFETY: as before.
+            unsafe { packing.run(&pointers, &stream) }?;
+            stream.synchronize()
+        })
+        .map_err(raised)
+    }
+
     /// Launches the kernels on a stream and returns at once, without holding the GIL.
     ///
     /// The tensors are dense, on the device, of the planned shapes, types and formats. For each there is a byte: its
-    /// place among the fields of [`Pointers`], or 255 for one that the pass has no use for. Scratch memory that is not
+    /// place among the fields of [`Pointers`], or 255 for one that the pass has no use for. With a packed weight, which `pack`
+    /// wrote, that is taken in the weight's place. Scratch memory that is not
     /// among them comes from PyTorch's allocator, in a faster way than Python's; where there is none, that is a
     /// `MemoryError`. Whoever calls this
     /// sees to it that the memory outlives the kernels, as PyTorch's allocator does for what is used on its
     /// current stream.
     #[pyo3(signature = (tensors, slots, stream, /))]
     fn run(&self, py: Python<'_>, tensors: &Bound<'_, PyList>, slots: &[u8], stream: u64) -> PyResult<()> {
-        let mut addresses = [0; 16];
+        let mut addresses = [0; 17];
         for (tensor, &slot) in std::iter::zip(tensors.iter(), slots) {
             if let Some(to) = addresses.get_mut(usize::from(slot)) {
                 *to = address(&tensor)?;
             }
         }
-        let scratch = self.executable.workspace_bytes();
+        let prepacked =
+            if addresses[PACKED] == 0 { None } else { self.prepacked().map_err(raised)?.as_ref() };
+        let executable = prepacked.map_or(&self.executable, |[_, block]| block);
+        let scratch = executable.workspace_bytes();
         let scratch = if scratch > 0 && addresses[15] == 0 {
             let scratch = Scratch::new(py, scratch, self.device.ordinal());
             Some(scratch.ok_or_else(|| PyMemoryError::new_err("no scratch memory"))?)
@@ -116,7 +156,7 @@ impl CudaPass {
         }
         let [input, weight, bias, norm_weight, norm_bias, output, rest @ ..] = addresses;
         let [convolution, mean, rstd, grad_output, grad_input, grad_weight, rest @ ..] = rest;
-        let [grad_bias, grad_norm_weight, grad_norm_bias, workspace] = rest;
+        let [grad_bias, grad_norm_weight, grad_norm_bias, workspace, packed] = rest;
         let pointers = Pointers {
             input,
             weight,
@@ -134,13 +174,25 @@ impl CudaPass {
             grad_norm_weight,
             grad_norm_bias,
             workspace,
+            packed,
         };
         // SAFETY: the package passes the addresses of dense tensors on the planned device, whose
         // shapes, types and formats it has compared with the plan's; what is written and the workspace
         // are fresh from torch.empty. The stream is PyTorch's current one on that device, which PyTorch
         // never destroys, and on which its allocator hands the memory out again only in stream order.
-        py.detach(|| unsafe { self.executable.run(&pointers, &Stream::borrowed(&self.device, stream)) })
+        py.detach(|| unsafe { executable.run(&pointers, &Stream::borrowed(&self.device, stream)) })
             .map_err(raised)
+    }
+}
+
+impl CudaPass {
+    /// The pass in two, if it is a forward pass that packs its weight.
+    fn prepacked(&self) -> volup::Result<&Option<[Executable; 2]>> {
+        if let Some(known) = self.prepacked.get() {
+            return Ok(known);
+        }
+        let found = if self.is_forward { self.executable.prepacked(&self.device)? } else { None };
+        Ok(self.prepacked.get_or_init(|| found))
     }
 }
 

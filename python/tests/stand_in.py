@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from volup import _calls, _cpu, _cuda, _cuda_operators, _memory, _native
-from volup._cpu import Conv, Steps
+from volup import _calls, _cpu, _cuda, _cuda_operators, _memory, _native, functional
+from volup._cpu import NO_STEPS, Conv, Steps
 
 
 class OnCuda(torch.Tensor):
@@ -25,7 +25,7 @@ def pretend(tensor: torch.Tensor) -> torch.Tensor:
 
 def addresses_of(tensors: Sequence[torch.Tensor | None], slots: bytes) -> list[int]:
     """Where the tensors of a pass lie, as the native module has it."""
-    addresses = [0] * 16
+    addresses = [0] * 17
     for tensor, slot in zip(tensors, slots, strict=False):
         if slot != 255:
             assert tensor is not None
@@ -44,6 +44,8 @@ class CpuPass:
     launched: ClassVar[list[tuple[str, str]]] = []
     # The gradients that were wanted of those that were launched, if any.
     wanted_of: ClassVar[list[tuple[bool, ...]]] = []
+    # Where weights were packed to.
+    packed: ClassVar[list[int]] = []
     # Tasks that there are no kernels for.
     missing: ClassVar[set[str]] = set()
 
@@ -80,16 +82,29 @@ class CpuPass:
     def run(self, tensors: Sequence[torch.Tensor | None], slots: bytes, stream: int) -> None:
         if len(tensors) < len(slots):
             raise MemoryError("no scratch memory")
-        addresses = addresses_of(tensors, slots)
+        *addresses, packed = addresses_of(tensors, slots)
         assert addresses[-1]
         assert all(address % 16 == 0 for address in addresses)
         CpuPass.launched.append((self.task, self.precision))
         self.addresses = dict(zip(_cuda.SLOTS, addresses, strict=False))
+        # What is packed is a copy, so that it shows which of both is read.
+        self.addresses["weight"] = packed or self.addresses["weight"]
         if self.task in ("forward", "training"):
             self.forward()
             return
         CpuPass.wanted_of.append(self.wanted)
         self.backward(dict(zip(_cuda.SLOTS[10:], self.wanted, strict=True)))
+
+    @property
+    def packing(self) -> tuple[str, int] | None:
+        if self.task != "forward":
+            return None
+        weight = torch.empty(self.shapes["weight"], dtype=getattr(torch, self.dtype), device="meta")
+        return f"{weight.shape} {weight.dtype}", weight.nbytes
+
+    def pack(self, weight: torch.Tensor, packed: torch.Tensor, stream: int) -> None:
+        packed.copy_(weight.detach().contiguous().view(-1).view(torch.uint8))
+        CpuPass.packed.append(packed.data_ptr())
 
     def raw(self, name: str) -> Any:
         """Address, shape and type of a tensor; None for one that is not there."""
@@ -179,16 +194,24 @@ def cuda_kernels(monkeypatch: pytest.MonkeyPatch, obstacle: str | None) -> Itera
         CpuPass.blocks[id(block)] = (block, torch.Size(weight_shape), steps)
         return block
 
+    def described(weight_shape: Sequence[int], *rest: Any) -> Any:
+        block = _native.Block(weight_shape, *rest)
+        CpuPass.blocks[id(block)] = (block, torch.Size(weight_shape), NO_STEPS)
+        return block
+
     native = SimpleNamespace(**{**vars(_native), "CudaPass": CpuPass})
     for module in (_cuda, _cuda_operators):
         monkeypatch.setattr(module, "_native", native)
     monkeypatch.setattr(_cpu, "native_block", remembered)
+    functions = SimpleNamespace(**{**vars(_native), "Block": described})
+    monkeypatch.setattr(functional, "_native", functions)
     monkeypatch.setattr(_calls, "_kept", {})
     monkeypatch.setitem(_calls.KERNELS, False, _cuda_operators.KERNELS)
     monkeypatch.setattr(_cuda, "_warned", {obstacle})
     monkeypatch.setattr(_cuda, "_obstacles", {torch.device("cpu"): obstacle})
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
-    for record in (CpuPass.planned, CpuPass.launched, CpuPass.wanted_of, CpuPass.missing):
+    records: tuple[Any, ...] = (CpuPass.planned, CpuPass.launched, CpuPass.wanted_of)
+    for record in (*records, CpuPass.packed, CpuPass.missing):
         record.clear()
     try:
         with warnings.catch_warnings():

@@ -2,12 +2,14 @@
 
 ``conv_transpose3d`` and ``conv_transpose3d_block`` are functions in the manner of
 ``torch.nn.functional``, ``volup.nn`` has the layers, ``optimize`` puts them into a model that
-already exists, and ``export`` writes a decoder for the ``volup`` command line.
+already exists, ``freeze`` says that its weights stay as they are, and ``export`` writes a decoder
+for the ``volup`` command line.
 """
 
 from volup import nn
 from volup._native import __version__
 from volup.export import export
+from volup.frozen import freeze, unfreeze
 from volup.functional import conv_transpose3d, conv_transpose3d_block
 from volup.optimize import Report, optimize, restore
 
@@ -17,7 +19,9 @@ __all__ = [
     "conv_transpose3d",
     "conv_transpose3d_block",
     "export",
+    "freeze",
     "nn",
     "optimize",
     "restore",
+    "unfreeze",
 ]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from volup import _memory, _native
+from volup import _memory, _native, frozen
 from volup._calls import Tensors
 from volup._compose import flagged_precision
 
@@ -33,8 +33,9 @@ SLOTS: tuple[str, ...] = (
 )
 # Those of a forward pass.
 NAMES: tuple[str, ...] = SLOTS[:5]
-# After them comes the scratch memory.
+# After them come the scratch memory and the packed weight.
 _WORKSPACE = len(SLOTS)
+_PACKED = _WORKSPACE + 1
 # What the kernels' reads are aligned to; PyTorch aligns to 512, but a view may begin anywhere.
 _ALIGNMENT = 16
 
@@ -52,9 +53,10 @@ class Plan:
         device: Of everything.
         index: Of the device.
         workspace: Bytes of scratch memory.
+        weight: Which of the given tensors is the weight, if it is read where it lies.
     """
 
-    __slots__ = ("copied", "device", "index", "launch", "slots", "workspace", "writes")
+    __slots__ = ("copied", "device", "index", "launch", "slots", "weight", "workspace", "writes")
 
     def __init__(
         self,
@@ -79,6 +81,7 @@ class Plan:
         slots = [255 if tensor is None else SLOTS.index(name) for name, tensor, _ in reads]
         slots += [SLOTS.index(name) for name, _ in writes if name is not None]
         self.slots = bytes([*slots, _WORKSPACE])
+        self.weight = next((i for i, (name, *_) in enumerate(reads) if name == "weight"), None)
         self.copied: list[tuple[int, torch.memory_format | None]] = []
         for i, (name, tensor, channels_last) in enumerate(reads):
             if tensor is None:
@@ -89,6 +92,8 @@ class Plan:
                 self.copied.append((i, memory_format))
             elif _memory.raw(name, tensor)[0] % _ALIGNMENT:
                 self.copied.append((i, None))
+        if any(i == self.weight for i, _ in self.copied):
+            self.weight = None
         self.writes = [None if name is None else _pattern(like, device) for name, like in writes]
         self.device = device
         self.index = device.index
@@ -124,12 +129,20 @@ class Plan:
             else:
                 passed[i] = tensor.contiguous(memory_format=memory_format)
         stream = torch._C._cuda_getCurrentRawStream(self.index)
+        slots = self.slots
+        if frozen.weights and self.weight is not None:
+            weight: Any = tensors[self.weight]
+            forms = frozen.weights.get(weight)
+            packed = None if forms is None else forms.get(weight, self.launch, stream)
+            if packed is not None:
+                passed.append(packed)
+                slots = bytes([*slots[:-1], _PACKED, _WORKSPACE])
         try:
-            self.launch.run(passed, self.slots, stream)
+            self.launch.run(passed, slots, stream)
         except MemoryError:
             # With PyTorch's own error, if it has none to give.
             passed.append(torch.empty(self.workspace, dtype=torch.uint8, device=device))
-            self.launch.run(passed, self.slots, stream)
+            self.launch.run(passed, slots, stream)
         return results
 
 

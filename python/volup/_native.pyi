@@ -69,6 +69,7 @@ class CudaPass:
     """A pass of a block, planned for one shape, type and CUDA device."""
 
     workspace_bytes: int
+    packing: tuple[str, int] | None
 
     def __init__(
         self,
@@ -84,6 +85,7 @@ class CudaPass:
         /,
     ) -> None: ...
     def run(self, tensors: list[Tensor | None], slots: bytes, stream: int, /) -> None: ...
+    def pack(self, weight: Tensor, packed: Tensor, stream: int, /) -> None: ...
 
 class NoEngineError(RuntimeError):
     """The CUDA engine cannot run here."""

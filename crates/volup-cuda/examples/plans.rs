@@ -117,6 +117,7 @@ fn described(case: &Case, request: &Request, [precision, layout]: [&str; 2], pla
 fn step(step: &Step) -> Value {
     match step {
         Step::Clear { at, words } => json!({ "clear": [at, words] }),
+        Step::Copy { at, words } => json!({ "copy": [at, words] }),
         Step::Launch { variant, grid, shared, arguments, overlap } => json!({
             "cubin": variant.name, "entry": variant.entry, "threads": variant.threads, "grid": grid,
             "shared": shared, "overlap": overlap,

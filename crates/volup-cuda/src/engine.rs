@@ -1,7 +1,8 @@
 //! The engine: tensors in a GPU's memory, blocks on a stream.
 
 use crate::{
-    Algorithm, Device, DeviceMemory, Executable, Manifest, Plan, Pointers, Request, Stream, Task, Tuning,
+    Algorithm, Device, DeviceMemory, Executable, Manifest, Plan, Pointers, Request, Step, Stream, Task,
+    Tuning,
 };
 use std::collections::HashMap;
 use std::path::Path;
@@ -16,8 +17,9 @@ use volup::{
 const FINALISTS: usize = 3;
 const ROUNDS: usize = 5;
 const WORTH_KEEPING: f64 = 0.02;
-/// The most sizes that plans are kept for.
+/// The most sizes that plans are kept for, and the most ways in which a layer's weight is kept packed.
 const MOST_PLANS: usize = 1024;
+const MOST_PACKED: usize = 4;
 
 /// Computes blocks on a GPU, on a stream of its own.
 pub struct CudaEngine {
@@ -27,10 +29,16 @@ pub struct CudaEngine {
     algorithm: Option<Algorithm>,
     kernel: Option<String>,
     kernels: usize,
-    plans: Mutex<HashMap<Request, Arc<Executable>>>,
+    plans: Mutex<HashMap<Request, Arc<Planned>>>,
     /// Grown to the largest that a block has needed. Locked while a block is launched, so that its
     /// launches follow each other on the stream.
     workspace: Mutex<DeviceMemory>,
+}
+
+/// A plan, and for a forward pass the same in two, of which the first packs the weight.
+pub(crate) struct Planned {
+    pub(crate) whole: Executable,
+    prepacked: Option<[Executable; 2]>,
 }
 
 /// A tensor in a GPU's memory; it belongs to the engine that made it.
@@ -63,7 +71,8 @@ impl CudaTensor {
     }
 }
 
-/// A block with its parameters in a GPU's memory; it belongs to the engine that made it.
+/// A block with its parameters in a GPU's memory; it belongs to the engine that made it. Its weight is packed once, by the first
+/// forward pass whose plan packs it, and stays so beside itself.
 pub struct CudaLayer {
     pub(crate) block: BlockSpec,
     pub(crate) dtype: DType,
@@ -71,6 +80,8 @@ pub struct CudaLayer {
     bias: Option<DeviceMemory>,
     norm_weight: Option<DeviceMemory>,
     norm_bias: Option<DeviceMemory>,
+    /// The weight as it was packed, by the steps that did.
+    packed: Mutex<Vec<(Vec<Step>, Arc<DeviceMemory>)>>,
 }
 
 /// A plan and its time.
@@ -150,7 +161,7 @@ impl CudaEngine {
     }
 
     /// Times the plans that may be the fastest for a layer and an input, at most `most` of them, the one
-    /// that is expected to be first; `seconds` each.
+    /// that is expected to be first; `seconds` each, with the weight's packing, which a layer does once.
     ///
     /// # Errors
     /// As [`Engine::forward`].
@@ -278,6 +289,26 @@ impl CudaEngine {
         unsafe { plan.run(&pointers, &self.stream) }
     }
 
+    /// A layer's weight, packed now if it was not before.
+    fn packed(&self, layer: &CudaLayer, packing: &Executable) -> Result<Arc<DeviceMemory>> {
+        let mut kept = layer.packed.lock().unwrap_or_else(PoisonError::into_inner);
+        let steps = &packing.plan().steps;
+        if let Some((_, memory)) = kept.iter().find(|(by, _)| by == steps) {
+            return Ok(memory.clone());
+        }
+        if kept.len() == MOST_PACKED {
+            kept.remove(0);
+        }
+        let memory = Arc::new(DeviceMemory::new(&self.stream, packing.workspace_bytes())?);
+        let pointers =
+            Pointers { weight: layer.weight.address(), workspace: memory.address(), ..Pointers::default() };
+        // SAFETY: `layer` checked the weight against the block, which the plan is of. Both were taken on this stream, and
+        // nobody else has the memory yet.
+        unsafe { packing.run(&pointers, &self.stream) }?;
+        kept.push((steps.clone(), memory.clone()));
+        Ok(memory)
+    }
+
     /// What is asked for with the formats of the input and the output.
     fn request(
         &self,
@@ -305,7 +336,7 @@ impl CudaEngine {
         geometry: &Geometry,
         task: Task,
         formats: [MemoryFormat; 2],
-    ) -> Result<Arc<Executable>> {
+    ) -> Result<Arc<Planned>> {
         let request = self.request(layer, geometry, task, formats);
         let mut plans = self.plans.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(plan) = plans.get(&request) {
@@ -318,10 +349,12 @@ impl CudaEngine {
             }
             None => None,
         };
-        let plan = Arc::new(match wanted {
+        let whole = match wanted {
             Some(plan) => Executable::of(&self.device, plan)?,
             None => Executable::new(&self.device, &request)?,
-        });
+        };
+        let prepacked = if task == Task::Forward { whole.prepacked(&self.device)? } else { None };
+        let plan = Arc::new(Planned { whole, prepacked });
         if plans.len() == MOST_PLANS {
             plans.clear();
         }
@@ -426,6 +459,7 @@ impl Engine for CudaEngine {
             bias: optional(&parameters.bias)?,
             norm_weight: optional(&parameters.norm_weight)?,
             norm_bias: optional(&parameters.norm_bias)?,
+            packed: Mutex::default(),
         })
     }
 
@@ -438,7 +472,16 @@ impl Engine for CudaEngine {
         }
         let plan = self.plan(layer, &geometry, Task::Forward, [input.format; 2])?;
         let tensors = Pointers { input: input.address(), output: output.address(), ..Pointers::default() };
-        self.launch(&plan, layer, &tensors)?;
+        let Some([packing, block]) = &plan.prepacked else {
+            self.launch(&plan.whole, layer, &tensors)?;
+            return Ok(output);
+        };
+        match self.packed(layer, packing) {
+            Ok(packed) => self.launch(block, layer, &Pointers { packed: packed.address(), ..tensors })?,
+            // There is no room to keep it.
+            Err(Error::OutOfDeviceMemory { .. }) => self.launch(&plan.whole, layer, &tensors)?,
+            Err(error) => return Err(error),
+        }
         Ok(output)
     }
 }

@@ -1,7 +1,7 @@
 //! A block on inputs of one size: what is launched for it, in which order.
 
 use crate::driver::{Graph, Launch};
-use crate::plan::{Argument, Buffer, Plan, Request, Step};
+use crate::plan::{Argument, Buffer, Plan, Prepacked, Request, Step};
 use crate::{Arguments, Device, Kernel, Manifest, Stream, launch};
 use std::fmt;
 use std::str::FromStr;
@@ -122,11 +122,13 @@ pub struct Pointers {
     pub grad_norm_bias: u64,
     /// [`Executable::workspace_bytes`] of memory, at a multiple of 256 bytes.
     pub workspace: u64,
+    /// The packed weight, for the second of [`Executable::prepacked`]: what the first had as its workspace.
+    pub packed: u64,
 }
 
 impl Pointers {
     /// What the addresses are called, and which they are.
-    fn named(&self) -> [(&'static str, u64); 16] {
+    fn named(&self) -> [(&'static str, u64); 17] {
         [
             ("input", self.input),
             ("weight", self.weight),
@@ -144,13 +146,14 @@ impl Pointers {
             ("grad_norm_weight", self.grad_norm_weight),
             ("grad_norm_bias", self.grad_norm_bias),
             ("workspace", self.workspace),
+            ("packed", self.packed),
         ]
     }
 
     /// Whether all addresses are multiples of what they have to be.
     fn check(&self) -> Result<()> {
         for (param, got) in self.named() {
-            let expected = if param == "workspace" { 256 } else { 16 };
+            let expected = if matches!(param, "workspace" | "packed") { 256 } else { 16 };
             if !got.is_multiple_of(expected) {
                 return Err(Error::Misaligned { param, got, expected });
             }
@@ -176,6 +179,7 @@ impl Pointers {
             Buffer::GradNormWeight => self.grad_norm_weight,
             Buffer::GradNormBias => self.grad_norm_bias,
             Buffer::Workspace => self.workspace,
+            Buffer::Packed => self.packed,
             Buffer::Unless => 0,
         };
         if start == 0 { 0 } else { start + offset }
@@ -212,6 +216,10 @@ enum Action {
         at: u64,
         words: usize,
     },
+    Copy {
+        at: u64,
+        words: usize,
+    },
     Launch {
         kernel: Kernel,
         grid: [u32; 3],
@@ -239,6 +247,16 @@ impl Executable {
     pub fn of(device: &Arc<Device>, plan: Plan) -> Result<Executable> {
         let actions = plan.steps.iter().map(|step| Action::new(device, step)).collect::<Result<_>>()?;
         Ok(Executable { plan, actions, graph: Mutex::default() })
+    }
+
+    /// What packs the weight, for layers that keep it so, and what computes the block with it, as [`Plan::prepacked`] has them:
+    /// none where nothing is packed.
+    ///
+    /// # Errors
+    /// As [`Executable::of`].
+    pub fn prepacked(&self, device: &Arc<Device>) -> Result<Option<[Executable; 2]>> {
+        let Some(Prepacked { packing, block }) = self.plan.prepacked() else { return Ok(None) };
+        Ok(Some([Executable::of(device, packing)?, Executable::of(device, block)?]))
     }
 
     /// What will be done.
@@ -316,6 +334,10 @@ impl Action {
         match self {
             // SAFETY: the plan took these words of the workspace, which the caller answers for.
             Action::Clear { at, words } => unsafe { stream.fill(pointers.workspace + at, 0, *words) },
+            // SAFETY: as before; the packed weight starts with as many words.
+            Action::Copy { at, words } => unsafe {
+                stream.copy(pointers.packed, pointers.workspace + at, *words)
+            },
             Action::Launch { kernel, grid, overlap, .. } => {
                 let arguments = self.arguments(pointers);
                 // SAFETY: the plan gives each kernel the arguments that its file asks for, sized by the
@@ -346,6 +368,7 @@ impl Action {
     fn new(device: &Arc<Device>, step: &Step) -> Result<Action> {
         match step {
             Step::Clear { at, words } => Ok(Action::Clear { at: *at, words: *words }),
+            Step::Copy { at, words } => Ok(Action::Copy { at: *at, words: *words }),
             Step::Launch { variant, grid, shared, arguments: given, overlap } => {
                 let kernel = device.kernel(variant)?.with_shared(device, *shared)?;
                 let (mut arguments, mut addresses) = (Arguments::new(), Vec::new());

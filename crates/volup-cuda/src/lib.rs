@@ -17,5 +17,5 @@ pub use driver::{Arguments, Device, DeviceMemory, Entered, Kernel, Stream, devic
 pub use engine::{CudaEngine, CudaLayer, CudaTensor, TimedPlan, TunedPlan};
 pub use executable::{Algorithm, Executable, Pointers};
 pub use manifest::{Cubin, Manifest, Variant};
-pub use plan::{Argument, Buffer, Plan, Request, Step, Task};
+pub use plan::{Argument, Buffer, Plan, Prepacked, Request, Step, Task};
 pub use tuning::{Tuning, path as tuning_path};

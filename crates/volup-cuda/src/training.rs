@@ -47,7 +47,7 @@ impl Training for CudaEngine {
                 rstd: address(&saved.rstd),
                 ..Pointers::default()
             };
-            self.launch(&plan, layer, &tensors)?;
+            self.launch(&plan.whole, layer, &tensors)?;
         }
         Ok((output, saved))
     }
@@ -116,7 +116,7 @@ impl Training for CudaEngine {
             grad_norm_bias: address(&gradients.norm_bias),
             ..Pointers::default()
         };
-        self.launch(&plan, layer, &tensors)?;
+        self.launch(&plan.whole, layer, &tensors)?;
         Ok(gradients)
     }
 }

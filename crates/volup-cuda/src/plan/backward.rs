@@ -365,7 +365,7 @@ impl<'a> Backward<'a> {
         for part in 0..rows.parts {
             let of_part = sums.map(|sums| sums.from(context, part * rows.batch));
             if let Some((plan, request)) = &self.again {
-                let mut own = Workspace { bytes: free };
+                let mut own = Workspace::from(free);
                 let again = self.again_steps(plan, Context { request, ..context }, of_part, &mut own)?;
                 steps.extend(again.iter().map(|step| self.on_part(step, part, made)));
                 workspace.bytes = workspace.bytes.max(own.bytes);
@@ -389,7 +389,7 @@ impl<'a> Backward<'a> {
             let of_rows = self.gradient_rows(control, gradient, terms, bounding)?;
             steps.push(self.on_part(&of_rows, part, made));
             let input = |by: &Self, weight, workspace: &mut Workspace, steps: &mut Vec<Step>| {
-                let mut own = Workspace { bytes: free + kept };
+                let mut own = Workspace::from(free + kept);
                 by.input_steps(control, [gradient, weight], bounding, part, &mut own, steps)?;
                 workspace.bytes = workspace.bytes.max(own.bytes);
                 Ok(())
@@ -399,7 +399,7 @@ impl<'a> Backward<'a> {
             }
             let scales = Scales { bounding, largest };
             if wanted.weight {
-                let mut own = Workspace { bytes: free + kept };
+                let mut own = Workspace::from(free + kept);
                 self.weight_steps(control, [gradient, to], scales, part, &mut own, steps)?;
                 workspace.bytes = workspace.bytes.max(own.bytes);
             }
@@ -455,7 +455,7 @@ impl<'a> Backward<'a> {
     ) -> Result<Vec<Step>> {
         let request = context.request;
         workspace.take(request.geometry.batch() * sample_bytes(context, request.geometry.output_shape()));
-        let mut of_sums = Workspace { bytes: workspace.bytes };
+        let mut of_sums = Workspace::from(workspace.bytes);
         let base = workspace.take(plan.workspace_bytes);
         let based = |buffer, at| (buffer, if buffer == Buffer::Workspace { base + at } else { at });
         let mut steps: Vec<Step> = plan.steps.iter().map(|step| step.moved(based)).collect();

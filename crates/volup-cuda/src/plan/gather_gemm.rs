@@ -4,7 +4,7 @@
 use super::epilogue_statistics::Rows;
 use super::norm::Way;
 use super::norm_behind;
-use super::pack::{self, Operand};
+use super::pack::Operand;
 use super::panels::{
     InputPanels, MOST_STAGES, PACK_ROUNDS, PACKED_TOGETHER, WeightPanels, may_pack_along, packer_bytes,
     packs, table_bytes, tile_rows,
@@ -360,16 +360,10 @@ impl<'a> GatherGemm<'a> {
             taps: 1,
             sweeps: false,
         };
-        let weight = workspace.take(panels.bytes(context));
         let columns = self.blocks * panels.columns;
-        let has_scale = self.operand.has_scale();
-        let scale = workspace.take(if has_scale { groups * columns * 4 } else { 0 });
-        if has_scale {
-            // Of a column in NDHWC, too: one channel after the other.
-            let inner = if request.output_format == MemoryFormat::Contiguous { 1 } else { columns };
-            pack::half_scale(context, [groups, columns, inner], scale, control, steps)?;
-        }
-        steps.push(panels.pack(context, weight, if has_scale { scale } else { control })?);
+        // Of a column in NDHWC, too: one channel after the other.
+        let inner = if request.output_format == MemoryFormat::Contiguous { 1 } else { columns };
+        let [weight, scale] = panels.steps(context, [columns, inner], control, workspace, steps)?;
         let at = workspace.take(input.rows * groups * input.panels * 16);
         if !self.along {
             input.pack(context, 0, at, control, true, steps)?;

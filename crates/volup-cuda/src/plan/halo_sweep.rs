@@ -317,16 +317,11 @@ impl<'a> Sweep<'a> {
             taps: 1,
             sweeps: true,
         };
-        let weight_at = workspace.take(weight.bytes(context));
         let has_scale = self.operand.has_scale();
-        let scaled = self.blocks * n;
-        let scale = workspace.take(if has_scale { scaled * 4 } else { 0 });
         let first = request.output_format == MemoryFormat::Contiguous;
-        if has_scale {
-            let inner = if first { 1 } else { conv.out_channels() };
-            pack::half_scale(context, [1, scaled, inner], scale, control, steps)?;
-        }
-        steps.push(weight.pack(context, weight_at, if has_scale { scale } else { control })?);
+        let inner = if first { 1 } else { conv.out_channels() };
+        let [weight_at, scale] =
+            weight.steps(context, [self.blocks * n, inner], control, workspace, steps)?;
         let input_at = workspace.take(self.packed_rows() * input.panels * 16);
         if !self.along {
             input.pack(context, 0, input_at, control, true, steps)?;

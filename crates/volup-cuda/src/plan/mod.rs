@@ -23,11 +23,13 @@ mod panels;
 mod phases;
 mod plane_gradient;
 mod pointwise;
+mod prepacked;
 mod rows;
 mod shuffle_gemm;
 mod shuffle_gradient;
 mod shuffle_ring;
 mod shuffle_wgmma;
+mod step;
 #[cfg(test)]
 pub(crate) mod tests;
 mod weight;
@@ -39,7 +41,10 @@ use crate::{Algorithm, DeviceInfo, Variant};
 use classes::Classes;
 use family::Family;
 use norm::Way;
+pub use prepacked::Prepacked;
+use prepacked::WeightPlaces;
 use std::fmt;
+pub use step::{Argument, Buffer, Step};
 use volup::{Activation, BlockSpec, DType, Error, Geometry, MemoryFormat, Precision, Result, Wanted};
 
 /// What of a block is computed.
@@ -80,127 +85,6 @@ pub struct Request {
 const SHARED: usize = 233_472;
 const RESERVED: usize = 1024;
 
-/// Memory that a kernel is given.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Buffer {
-    /// The input; it, and every tensor, starts at a multiple of 16 bytes.
-    Input,
-    /// The weight.
-    Weight,
-    /// The convolution's bias.
-    Bias,
-    /// The normalization's weight.
-    NormWeight,
-    /// The normalization's bias.
-    NormBias,
-    /// The output.
-    Output,
-    /// The convolution's output, which is saved for the backward pass.
-    Convolution,
-    /// The means of the normalization's groups, which are saved.
-    Mean,
-    /// One over their standard deviations.
-    Rstd,
-    /// The gradient of the output.
-    GradOutput,
-    /// The gradient of the input.
-    GradInput,
-    /// The gradient of the weight.
-    GradWeight,
-    /// The gradient of the convolution's bias.
-    GradBias,
-    /// The gradient of the normalization's weight.
-    GradNormWeight,
-    /// The gradient of the normalization's bias.
-    GradNormBias,
-    /// What the plan works in; starts at a multiple of 256 bytes.
-    Workspace,
-    /// For a plan within another one, words upon which its launches do nothing; address 0 where there are none.
-    Unless,
-}
-
-/// One argument of a kernel.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Argument {
-    /// An address: a buffer and bytes into it. A tensor that the block lacks is address 0.
-    Pointer(Buffer, u64),
-    /// A 32-bit integer.
-    I32(i32),
-    /// A 64-bit integer.
-    I64(i64),
-    /// A single-precision number.
-    F32(f32),
-    /// A double-precision number.
-    F64(f64),
-}
-
-impl From<i32> for Argument {
-    fn from(value: i32) -> Argument {
-        Argument::I32(value)
-    }
-}
-
-/// One thing that the device does.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Step {
-    /// Clears 32-bit words of the workspace.
-    Clear {
-        /// Where they start, in bytes.
-        at: u64,
-        /// How many there are.
-        words: usize,
-    },
-    /// Launches a kernel.
-    Launch {
-        /// The kernel.
-        variant: Variant,
-        /// Blocks.
-        grid: [u32; 3],
-        /// Bytes of shared memory a block, besides what the kernel has of itself.
-        shared: u32,
-        /// What it is given, in its order.
-        arguments: Vec<Argument>,
-        /// Whether it may start before the launch before it is done: it waits for that itself.
-        overlap: bool,
-    },
-}
-
-impl Step {
-    /// A launch after all before it, without more shared memory than the kernel has of itself.
-    fn launch(variant: Variant, grid: [u32; 3], arguments: Vec<Argument>) -> Step {
-        Step::Launch { variant, grid, shared: 0, arguments, overlap: false }
-    }
-
-    /// Whether it launches a kernel in CUDA C++, which lets others start while it runs.
-    fn is_exact(&self) -> bool {
-        matches!(self, Step::Launch { variant, .. } if variant.exact)
-    }
-
-    /// The same, starting while what is launched before it runs, or not.
-    fn overlapping(mut self, so: bool) -> Step {
-        if let Step::Launch { overlap, .. } = &mut self {
-            *overlap = so;
-        }
-        self
-    }
-
-    /// The same with other buffers: what a buffer and bytes into it become.
-    fn moved(&self, to: impl Fn(Buffer, u64) -> (Buffer, u64)) -> Step {
-        let mut step = self.clone();
-        match &mut step {
-            Step::Clear { at, .. } => *at = to(Buffer::Workspace, *at).1,
-            Step::Launch { arguments, .. } => {
-                for argument in arguments {
-                    if let Argument::Pointer(buffer, offset) = argument {
-                        (*buffer, *offset) = to(*buffer, *offset);
-                    }
-                }
-            }
-        }
-        step
-    }
-}
-
 /// What is done for a block, in order.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
@@ -212,12 +96,13 @@ pub struct Plan {
     pub algorithm: Algorithm,
     seconds: f64,
     summary: String,
+    weight: Option<WeightPlaces>,
 }
 
 impl fmt::Display for Plan {
     /// For example `linear_gemm split 128x64x64, 2 slices, 1 chunk; two-pass norm; 5 launches, 12 MB`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let launches = self.steps.iter().filter(|step| !matches!(step, Step::Clear { .. })).count();
+        let launches = self.steps.iter().filter(|step| matches!(step, Step::Launch { .. })).count();
         let megabytes = self.workspace_bytes as f64 / 1e6;
         write!(f, "{}; {launches} launches, {megabytes:.1} MB", self.summary)
     }
@@ -227,9 +112,16 @@ impl fmt::Display for Plan {
 #[derive(Default)]
 struct Workspace {
     bytes: usize,
+    /// Where a weight is packed that layers may keep.
+    weight: Option<WeightPlaces>,
 }
 
 impl Workspace {
+    /// Past what is taken already.
+    fn from(bytes: usize) -> Workspace {
+        Workspace { bytes, weight: None }
+    }
+
     /// Takes bytes; their offset is a multiple of 256.
     fn take(&mut self, bytes: usize) -> u64 {
         let at = self.bytes.next_multiple_of(256);
@@ -538,7 +430,7 @@ impl Plan {
     /// That of an empty batch.
     fn nothing() -> Plan {
         let (steps, summary) = (Vec::new(), "nothing to do".to_string());
-        Plan { steps, workspace_bytes: 0, algorithm: Algorithm::Direct, seconds: 0.0, summary }
+        Plan { steps, workspace_bytes: 0, algorithm: Algorithm::Direct, seconds: 0.0, summary, weight: None }
     }
 
     /// What computes the convolution's output, which is saved, the statistics of what follows, and, if it is asked for, the
@@ -582,7 +474,7 @@ impl Plan {
         backward.steps(&mut workspace, &mut steps)?;
         let algorithm = backward.algorithm();
         let (seconds, summary) = (backward.seconds(), backward.to_string());
-        Ok(Plan { steps, workspace_bytes: workspace.bytes, algorithm, seconds, summary })
+        Ok(Plan { steps, workspace_bytes: workspace.bytes, algorithm, seconds, summary, weight: None })
     }
 
     /// The time that all steps are expected to take, in seconds.
@@ -618,11 +510,12 @@ impl Plan {
         if let Some(norm) = rest {
             // The convolution is done: its memory serves again, but for the control words at its start,
             // which say how it was computed.
-            let mut again = Workspace { bytes: if workspace.bytes > 0 { 256 } else { 0 } };
+            let mut again = Workspace::from(if workspace.bytes > 0 { 256 } else { 0 });
             norm::steps(context, norm, &mut again, &mut steps)?;
             workspace.bytes = workspace.bytes.max(again.bytes);
             summary.push_str("; two-pass norm");
         }
-        Ok(Plan { steps, workspace_bytes: workspace.bytes, algorithm, seconds, summary })
+        let Workspace { bytes: workspace_bytes, weight } = workspace;
+        Ok(Plan { steps, workspace_bytes, algorithm, seconds, summary, weight })
     }
 }

@@ -206,6 +206,30 @@ fn scales(
     Ok(Step::launch(*context.kernel("half_scale", &[], &[])?, grid, arguments))
 }
 
+/// A launch of `half_scale` as two: of the weight alone, and of the input alone.
+pub(super) fn scales_apart(step: &Step) -> [Step; 2] {
+    let mut apart = [step.clone(), step.clone()];
+    let [
+        Step::Launch { grid: of_weight, arguments: weight, .. },
+        Step::Launch { grid: of_input, arguments: input, .. },
+    ] = &mut apart
+    else {
+        return apart;
+    };
+    // As `scales` has them: samples, and the channels, of each of which there is a block.
+    let channels = weight.len() - 1;
+    if let Argument::I32(blocks) = weight[channels] {
+        of_weight[0] = blocks.cast_unsigned();
+        of_input[0] -= of_weight[0];
+    }
+    weight[0] = epilogue::NULL;
+    weight[5] = 0.into();
+    input[1] = epilogue::NULL;
+    input[2] = epilogue::NULL;
+    input[channels] = 0.into();
+    apart
+}
+
 /// Finds the largest magnitude of each of the input's channels, and with it of all, for two control words.
 pub(super) fn channel_largest(
     context: Context<'_>,

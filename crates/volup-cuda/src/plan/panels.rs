@@ -1,8 +1,9 @@
 //! Panels of 16 bytes a row: what both operands of `halo_gemm` and `gather_gemm` are packed as, and what these have in
 //! common. The kernels' files say what the numbers mean.
 
-use super::pack::Operand;
-use super::{Argument, Buffer, Context, RESERVED, SHARED, Step, push, size};
+use super::pack::{self, Operand};
+use super::prepacked::WeightPlaces;
+use super::{Argument, Buffer, Context, RESERVED, SHARED, Step, Workspace, push, size};
 use crate::Variant;
 use volup::{MemoryFormat, Result};
 
@@ -114,15 +115,36 @@ struct WeightCut {
 
 impl WeightPanels {
     /// Bytes of all of it.
-    pub(super) fn bytes(&self, context: Context<'_>) -> usize {
+    fn bytes(&self, context: Context<'_>) -> usize {
         let [d_kernel, h_kernel, _] = context.request.geometry.conv().kernel_size();
         let rows = self.slices * self.blocks * self.columns * d_kernel * h_kernel * self.steps;
         rows * self.panels() * self.operand.parts() * 16
     }
 
+    /// Takes memory for it, and for what so many columns of a slice are scaled by, of which `inner` lie together, and has both
+    /// written; where they are.
+    pub(super) fn steps(
+        &self,
+        context: Context<'_>,
+        [scaled, inner]: [usize; 2],
+        control: u64,
+        workspace: &mut Workspace,
+        steps: &mut Vec<Step>,
+    ) -> Result<[u64; 2]> {
+        let has_scale = self.operand.has_scale();
+        let bytes = [self.bytes(context), if has_scale { self.slices * scaled * 4 } else { 0 }];
+        let [weight, scale] = bytes.map(|bytes| workspace.take(bytes));
+        if has_scale {
+            pack::half_scale(context, [self.slices, scaled, inner], scale, control, steps)?;
+        }
+        steps.push(self.pack(context, weight, if has_scale { scale } else { control })?);
+        workspace.weight = Some(WeightPlaces { control, panels: weight, scales: scale, bytes });
+        Ok([weight, scale])
+    }
+
     /// The launch that writes it: to an address of the workspace, with that of the split's scales, or else of the control
     /// words.
-    pub(super) fn pack(&self, context: Context<'_>, to: u64, control: u64) -> Result<Step> {
+    fn pack(&self, context: Context<'_>, to: u64, control: u64) -> Result<Step> {
         let request = context.request;
         let conv = request.geometry.conv();
         let (cin, cout, groups) = (conv.in_channels(), conv.out_channels(), conv.groups());

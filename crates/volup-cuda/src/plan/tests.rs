@@ -49,7 +49,7 @@ mod weight_gradient_lines_plans;
 mod weight_gradient_narrow;
 mod weight_gradient_narrow_plans;
 
-use crate::plan::{Argument, Buffer, Plan, Request, Step, Task};
+use crate::plan::{Argument, Buffer, Plan, Prepacked, Request, Step, Task};
 use crate::{Algorithm, Arguments, DeviceInfo, Variant};
 use machine::Call;
 use manifest::{devices, signature, source, variants_for};
@@ -157,7 +157,7 @@ fn every_request_has_a_plan_whose_sizes_fit() {
         let variants = variants_for(device.arch);
         let variants: Vec<&Variant> = variants.iter().collect();
         for case in planned() {
-            for request in requests(&case) {
+            for (turn, request) in requests(&case).into_iter().enumerate() {
                 let what = format!("{case}, {request:?} on {device}");
                 let plan = Plan::new(&request, &device, &variants).unwrap_or_else(|e| panic!("{e}: {what}"));
                 assert!(plan.to_string().contains(&plan.algorithm.to_string()), "{plan}: {what}");
@@ -165,6 +165,9 @@ fn every_request_has_a_plan_whose_sizes_fit() {
                 assert!(!direct || plan.algorithm == Algorithm::Direct, "{plan}: {what}");
                 launches(&plan).iter().for_each(|call| fits(call, &plan, &what));
                 overlapping += waiting(&plan);
+                if turn.is_multiple_of(7) {
+                    packs_before(&plan, &what);
+                }
             }
         }
     }
@@ -183,8 +186,43 @@ fn waiting(plan: &Plan) -> usize {
     plan.steps.iter().filter(|step| overlaps(step)).count()
 }
 
+/// A plan whose weight is packed before, if it has one, in two: nothing of the input where it is packed, and none of its packing
+/// afterwards.
+fn packs_before(plan: &Plan, what: &str) {
+    let packs = |plan: &Plan| plan.launches("halo_pack_weight");
+    let Some(Prepacked { packing, block }) = plan.prepacked() else {
+        return assert!(!packs(plan), "{plan}: {what}");
+    };
+    assert!(packs(&packing) && !packs(&block), "{plan}: {what}");
+    for (part, packed_bytes) in [(&packing, 0), (&block, packing.workspace_bytes)] {
+        launches(part).iter().for_each(|call| fits_beside(call, part, packed_bytes, what));
+        waiting(part);
+    }
+    let buffers = |plan: &Plan| -> Vec<Buffer> {
+        let calls = launches(plan).into_iter().flat_map(|call| call.arguments.iter());
+        let of = |argument: &Argument| {
+            if let Argument::Pointer(buffer, _) = argument { Some(*buffer) } else { None }
+        };
+        calls.filter_map(of).collect()
+    };
+    let apart = |buffer: &Buffer| [Buffer::Weight, Buffer::Workspace].contains(buffer);
+    assert!(
+        buffers(&packing).iter().all(apart) && buffers(&block).contains(&Buffer::Packed),
+        "{plan}: {what}"
+    );
+    assert_eq!(
+        launches(&packing).len() + launches(&block).len(),
+        launches(plan).len() + usize::from(plan.launches("half_scale"))
+    );
+}
+
 /// A launch's grid, arguments and addresses.
 fn fits(call: &Call<'_>, plan: &Plan, what: &str) {
+    fits_beside(call, plan, 0, what);
+}
+
+/// The same beside so many bytes of a packed weight.
+fn fits_beside(call: &Call<'_>, plan: &Plan, packed_bytes: usize, what: &str) {
     let what = format!("{}: {what}", call.variant.name);
     let [x, y, z] = call.grid;
     assert!(x > 0 && y > 0 && z > 0 && x < 1 << 31 && y < 1 << 16 && z < 1 << 16, "{:?}, {what}", call.grid);
@@ -210,12 +248,13 @@ fn fits(call: &Call<'_>, plan: &Plan, what: &str) {
         let end = pointer.at + count as usize * pointer.width;
         let saved = [Buffer::Mean, Buffer::Rstd].contains(&pointer.buffer)
             && ["norm_merge", "partial_merge", "group_merge"].contains(&call.kernel());
-        assert!(saved || pointer.buffer == Buffer::Workspace, "{pointer:?} of {what}");
-        assert!(
-            saved || end <= plan.workspace_bytes,
-            "{pointer:?}, {count} of {}: {what}",
-            plan.workspace_bytes
-        );
+        let most = match pointer.buffer {
+            Buffer::Workspace => plan.workspace_bytes,
+            Buffer::Packed => packed_bytes,
+            _ if saved => continue,
+            _ => panic!("{pointer:?} of {what}"),
+        };
+        assert!(end <= most, "{pointer:?}, {count} of {most}: {what}");
     }
     // Positions, and offsets from a tile's first sample on, are counted in 32 bits.
     if call.has("view_rows") {

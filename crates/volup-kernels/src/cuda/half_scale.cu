@@ -12,7 +12,8 @@
 #include "launch.cuh"
 #include "operand.cuh"
 
-constexpr int THREADS = 256, AT_ONCE = 4;
+/// How many loads of a thread are under way at once: of x, and of a channel's weights, whose blocks are few.
+constexpr int THREADS = 256, AT_ONCE = 4, OF_CHANNEL = 16;
 
 /// The largest magnitude of x that some of the blocks look at.
 __device__ __forceinline__ unsigned some_of(const float *x, long long count, int samples, int block, int blocks) {
@@ -49,11 +50,18 @@ extern "C" __global__ void __launch_bounds__(THREADS) half_scale(const float *x,
     const int channel = blockIdx.x, group = channel / out_per_group, length = in_per_group * taps;
     const float *const first = w + ((long long)group * in_per_group * out_per_group + channel - group * out_per_group) * taps;
     const Divisor by(taps);
+    const int between = (out_per_group - 1) * taps;
     unsigned most = 0;
-#pragma unroll 4
-    for (int at = threadIdx.x; at < length; at += THREADS) {
-        const int in = by.divide(at);
-        most = max(most, magnitude(first[((long long)in * out_per_group - in) * taps + at]));
+#pragma unroll 1
+    for (int start = threadIdx.x; start < length; start += THREADS * OF_CHANNEL) {
+        unsigned v[OF_CHANNEL];
+#pragma unroll
+        for (int k = 0; k < OF_CHANNEL; k++) {
+            const int at = start + k * THREADS;
+            v[k] = at < length ? magnitude(first[at + (long long)by.divide(at) * between]) : 0;
+        }
+#pragma unroll
+        for (int k = 0; k < OF_CHANNEL; k++) most = max(most, v[k]);
     }
     raise(&control[1], most);
     __shared__ unsigned largest_of[THREADS / 32];

@@ -7,7 +7,7 @@ use super::{Halo, has_gaps};
 use crate::plan::classes::{Classes, Short};
 use crate::plan::norm::Way;
 use crate::plan::norm_behind;
-use crate::plan::pack::{self, Operand};
+use crate::plan::pack::Operand;
 use crate::plan::panels::WeightPanels;
 use crate::plan::phases::{Lattice, strides_of_lattices};
 use volup::{MemoryFormat, Result};
@@ -29,7 +29,7 @@ impl Halo<'_> {
         let request = context.request;
         let more = if self.along { self.input(context, self.batch).words() } else { 0 };
         let (control, words) = norm_behind::control(context, more, self.behind, workspace, steps);
-        let (weight, scale) = self.pack_weight(context, control, workspace, steps)?;
+        let [weight, scale] = self.pack_weight(context, control, workspace, steps)?;
         if context.packed {
             let at = |at| Argument::Pointer(Buffer::Workspace, at);
             let operands = [Argument::Pointer(Buffer::Input, 0), at(weight), at(control), at(scale)];
@@ -78,9 +78,8 @@ impl Halo<'_> {
         control: u64,
         workspace: &mut Workspace,
         steps: &mut Vec<Step>,
-    ) -> Result<(u64, u64)> {
+    ) -> Result<[u64; 2]> {
         let request = context.request;
-        let has_scale = self.operand.has_scale();
         let n = size(self.kernel, "BN");
         let width = &self.axes[2];
         let panels = WeightPanels {
@@ -100,20 +99,13 @@ impl Halo<'_> {
             taps: self.fold.map_or(1, |fold| fold.taps),
             sweeps: false,
         };
-        let at = workspace.take(panels.bytes(context));
         let first = usize::from(request.output_format == MemoryFormat::Contiguous);
         // What has a scale: columns, or channels whose taps are columns; how many of these lie together.
         let (scaled, [together, apart]) = match self.fold {
             Some(fold) => (self.blocks * fold.channels, [1, self.blocks * fold.channels]),
             None => (self.blocks * n, [self.outputs(), self.slice_out]),
         };
-        let inner = if first == 1 { together } else { apart };
-        let scale = workspace.take(if has_scale { self.slices * scaled * 4 } else { 0 });
-        if has_scale {
-            pack::half_scale(context, [self.slices, scaled, inner], scale, control, steps)?;
-        }
-        steps.push(panels.pack(context, at, if has_scale { scale } else { control })?);
-        Ok((at, scale))
+        panels.steps(context, [scaled, if first == 1 { together } else { apart }], control, workspace, steps)
     }
 
     fn multiply(

@@ -275,7 +275,6 @@ fn half_scale(call: &Call<'_>, machine: &mut Machine) {
     let [in_per_group, out_per_group] = call.ints(["in_per_group", "out_per_group"]);
     // One of both, if not both.
     assert!(call.grid[0] > 0 && (call.grid[0] > out_channels) == (samples > 0) && call.grid[1..] == [1, 1]);
-    let x = call.pointer("x");
     for channel in 0..out_channels {
         let (group, of_group) = (channel / out_per_group, channel % out_per_group);
         let inputs = group * in_per_group..(group + 1) * in_per_group;
@@ -294,6 +293,7 @@ fn half_scale(call: &Call<'_>, machine: &mut Machine) {
     if samples == 0 {
         return;
     }
+    let x = call.pointer("x");
     let pieces = (count + 3) / 4;
     let apart = (pieces + samples - 1) / samples;
     let looked_at = (0..(pieces + apart - 1) / apart)

@@ -227,12 +227,17 @@ impl Emulated {
         for &(buffer, size) in written {
             bytes.starts[buffer as usize] = bytes.memory.allocate("a result", size);
         }
-        bytes.starts[Buffer::Workspace as usize] =
-            bytes.memory.allocate("the workspace", plan.workspace_bytes);
         println!("{plan}");
         let mut machine = Machine::new(0);
         machine.compiled = Some(bytes);
-        machine.run(plan, launch);
+        // Every second weight that is packed is packed before.
+        match plan.prepacked().filter(|_| next_seed().is_multiple_of(2)) {
+            Some(plans) => machine.run_prepacked(&plans, launch),
+            None => {
+                machine.work_in(plan.workspace_bytes);
+                machine.run(plan, launch);
+            }
+        }
         machine.compiled.expect("bytes")
     }
 

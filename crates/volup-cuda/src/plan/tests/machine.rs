@@ -3,7 +3,7 @@
 
 use super::manifest::{Signature, signature};
 use crate::Variant;
-use crate::plan::{Argument, Buffer, Plan, Step};
+use crate::plan::{Argument, Buffer, Plan, Prepacked, Step};
 use volup::{bf16, f16};
 use volup_ptx::Memory;
 
@@ -92,7 +92,7 @@ impl Machine {
     pub fn new(workspace_bytes: usize) -> Machine {
         let mut machine =
             Machine { buffers: Default::default(), launch: 0, doing: "outside".into(), compiled: None };
-        machine.allocate(Buffer::Workspace, workspace_bytes);
+        machine.work_in(workspace_bytes);
         machine
     }
 
@@ -209,6 +209,19 @@ impl Machine {
                     let cleared = Cell { value: 0.0, width: CLEARED, writer: self.launch };
                     self.buffers[Buffer::Workspace as usize][first..last + 4 / CELL].fill(cleared);
                 }
+                Step::Copy { at, words } => {
+                    self.doing = "copy".into();
+                    for word in 0..*words {
+                        let pointer = |buffer, at: u64| Pointer {
+                            buffer,
+                            at: at as usize + 4 * word,
+                            width: 4,
+                            of: "i32",
+                        };
+                        let value = self.read(pointer(Buffer::Packed, 0), 0);
+                        self.write(pointer(Buffer::Workspace, *at), 0, value);
+                    }
+                }
                 Step::Launch { .. } => {
                     let call = Call::new(step).expect("a launch");
                     self.doing = format!("step {index}, {}", call.variant.name);
@@ -217,6 +230,31 @@ impl Machine {
             }
         }
         self.launch = 0;
+    }
+
+    /// The same of a plan in two, the second of which works in memory of its own.
+    pub fn run_prepacked(&mut self, plans: &Prepacked, kernel: impl Fn(&Call<'_>, &mut Machine)) {
+        let [workspace, packed] = [Buffer::Workspace, Buffer::Packed].map(|buffer| buffer as usize);
+        let Prepacked { packing, block } = plans;
+        self.work_in(packing.workspace_bytes);
+        self.run(packing, &kernel);
+        self.buffers.swap(workspace, packed);
+        self.buffers[packed].iter_mut().for_each(|cell| cell.writer = 0);
+        if let Some(Bytes { starts, .. }) = &mut self.compiled {
+            starts.swap(workspace, packed);
+        }
+        self.work_in(block.workspace_bytes);
+        self.run(block, kernel);
+    }
+
+    /// Gives a plan its workspace.
+    pub fn work_in(&mut self, bytes: usize) {
+        match &mut self.compiled {
+            Some(Bytes { memory, starts }) => {
+                starts[Buffer::Workspace as usize] = memory.allocate("the workspace", bytes);
+            }
+            None => self.allocate(Buffer::Workspace, bytes),
+        }
     }
 }
 

@@ -87,6 +87,7 @@ fn check(plan: &Plan, request: &Request, what: &str) {
         // Those that the block lacks are address 0.
         Buffer::Input | Buffer::Weight | Buffer::Bias | Buffer::NormWeight | Buffer::NormBias => true,
         Buffer::Workspace => plan.workspace_bytes > 0,
+        Buffer::Packed => false,
         Buffer::Unless => true,
     };
     let mut cleared = Vec::new();

@@ -1,0 +1,96 @@
+//! Plans whose weight is packed beforehand, for layers that keep theirs.
+
+use super::{Buffer, Plan, Step, Workspace, pack};
+
+/// A plan in two: what is made of the weight alone, and what is left to do for every input. Together they do what the plan
+/// did, by the same launches.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Prepacked {
+    /// Packs the weight. The memory that it works in is the other's [`Buffer::Packed`], and what other plans of the same packing
+    /// find there is the same.
+    pub packing: Plan,
+    /// Computes the block with it.
+    pub block: Plan,
+}
+
+/// Where a plan packs a weight in its workspace.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct WeightPlaces {
+    /// The control words, of which the weight's largest magnitude is one.
+    pub(super) control: u64,
+    /// The panels, and what their columns are scaled by.
+    pub(super) panels: u64,
+    pub(super) scales: u64,
+    /// Bytes of both.
+    pub(super) bytes: [usize; 2],
+}
+
+impl Plan {
+    /// The same plan for a layer that keeps its weight packed; none where the weight is multiplied as it lies, or what
+    /// packs it cannot be told from what packs the input.
+    pub fn prepacked(&self) -> Option<Prepacked> {
+        let places = self.weight?;
+        let is_control = |step: &Step| matches!(step, Step::Clear { at, .. } if *at == places.control);
+        let Step::Clear { words, .. } = *self.steps.iter().find(|step| is_control(step))? else {
+            return None;
+        };
+        let mut memory = Workspace::default();
+        let [control, scales, panels] =
+            [words * 4, places.bytes[1], places.bytes[0]].map(|bytes| memory.take(bytes));
+        let moved = |at: u64| match at {
+            at if at == places.panels => panels,
+            at if at == places.scales && places.bytes[1] > 0 => scales,
+            at if at == places.control => control,
+            at => at,
+        };
+
+        let mut packing = vec![Step::Clear { at: control, words }];
+        let mut block = Vec::new();
+        for step in &self.steps {
+            let Step::Launch { variant, .. } = step else {
+                block.push(if is_control(step) {
+                    Step::Copy { at: places.control, words }
+                } else {
+                    step.clone()
+                });
+                continue;
+            };
+            let of_packing = |step: &Step| {
+                step.moved(|buffer, at| (buffer, if buffer == Buffer::Workspace { moved(at) } else { at }))
+            };
+            match variant.entry {
+                "half_scale" => {
+                    let [of_weight, of_input] = pack::scales_apart(step);
+                    packing.push(of_packing(&of_weight));
+                    block.push(of_input);
+                }
+                "halo_pack_weight" => packing.push(of_packing(step)),
+                "halo_gemm" | "gather_gemm" | "halo_sweep" => {
+                    let kept = |at| at == places.panels || (at == places.scales && places.bytes[1] > 0);
+                    block.push(step.moved(|buffer, at| match buffer {
+                        Buffer::Workspace if kept(at) => (Buffer::Packed, moved(at)),
+                        other => (other, at),
+                    }));
+                }
+                _ => block.push(step.clone()),
+            }
+        }
+        // A launch may start early behind one that lets it.
+        for at in 0..block.len() {
+            let behind = at > 0 && block[at - 1].is_exact();
+            if !behind {
+                block[at] = block[at].clone().overlapping(false);
+            }
+        }
+        let packing = Plan {
+            steps: packing,
+            workspace_bytes: memory.bytes,
+            algorithm: self.algorithm,
+            seconds: 0.0,
+            summary: "packs the weight".to_string(),
+            weight: None,
+        };
+        let summary = format!("{}, weight packed before", self.summary);
+        Some(Prepacked { packing, block: Plan { steps: block, summary, weight: None, ..*self } })
+    }
+}
