@@ -484,7 +484,7 @@ impl Plan {
 
     /// Whether it launches a kernel, by the name of its function.
     pub fn launches(&self, kernel: &str) -> bool {
-        self.steps.iter().any(|step| matches!(step, Step::Launch { variant, .. } if variant.entry == kernel))
+        self.steps.iter().any(|step| step.launches(kernel))
     }
 
     /// What a family launches, or without one `direct`; then the normalization.

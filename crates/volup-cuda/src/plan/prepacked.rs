@@ -75,9 +75,9 @@ impl Plan {
                 _ => block.push(step.clone()),
             }
         }
-        // A launch may start early behind one that lets it.
+        // What packs the input knew its scale by the weight's pack, which had waited for it.
         for at in 0..block.len() {
-            let behind = at > 0 && block[at - 1].is_exact();
+            let behind = at > 0 && block[at - 1].is_exact() && !block[at - 1].launches("half_scale");
             if !behind {
                 block[at] = block[at].clone().overlapping(false);
             }

@@ -104,6 +104,11 @@ impl Step {
         Step::Launch { variant, grid, shared: 0, arguments, overlap: false }
     }
 
+    /// Whether it launches a kernel, by the name of its function.
+    pub(super) fn launches(&self, kernel: &str) -> bool {
+        matches!(self, Step::Launch { variant, .. } if variant.entry == kernel)
+    }
+
     /// Whether it launches a kernel in CUDA C++, which lets others start while it runs.
     pub(super) fn is_exact(&self) -> bool {
         matches!(self, Step::Launch { variant, .. } if variant.exact)
