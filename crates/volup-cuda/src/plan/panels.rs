@@ -229,6 +229,17 @@ pub(super) struct InputPanels {
     pub(super) unit: usize,
 }
 
+/// A launch of `halo_pack_input` that waits for `half_scale`, which is launched before it.
+pub(super) fn awaiting_scale(step: &Step) -> Step {
+    let mut step = step.clone();
+    if let Step::Launch { arguments, .. } = &mut step
+        && let Some(awaits) = arguments.last_mut()
+    {
+        *awaits = 1.into();
+    }
+    step
+}
+
 impl InputPanels {
     /// Whether it may be packed beside products: whole panels of one slice.
     pub(super) fn may_go_along(&self) -> bool {
@@ -317,16 +328,22 @@ impl InputPanels {
         let params = [("KIND", self.operand.panel_kind())];
         let variant = *context.kernel("halo_pack_input", &self.operand.types(context), &params)?;
         let blocks = self.rows.div_ceil(THREADS / lanes);
-        let mut launch = |last: Option<Argument>, blocks: usize, overlap| {
-            let arguments = arguments.iter().copied().chain(last).collect();
+        let mut launch = |last: &[Argument], blocks: usize, overlap| {
+            let arguments = [&arguments, last].concat();
             steps.push(Step::Launch { variant, grid: [blocks as u32, 1, 1], shared: 0, arguments, overlap });
         };
-        if self.operand == Operand::Split {
-            launch(Some(0i32.into()), blocks, overlap);
-            // By the largest magnitude, should the sample's have been far smaller.
-            launch(Some(1i32.into()), blocks.min(AGAIN * context.device.multiprocessors), true);
-        } else {
-            launch(self.operand.unless(), blocks, overlap);
+        // The weight's pack has waited for `half_scale`.
+        let awaits = Argument::I32(0);
+        match self.operand {
+            Operand::Split => {
+                launch(&[0.into(), awaits], blocks, overlap);
+                // By the largest magnitude, should the sample's have been far smaller.
+                launch(&[1.into(), awaits], blocks.min(AGAIN * context.device.multiprocessors), true);
+            }
+            Operand::Scaled => launch(&[awaits], blocks, overlap),
+            Operand::Half | Operand::Tf32 | Operand::Parts => {
+                launch(self.operand.unless().as_slice(), blocks, overlap);
+            }
         }
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! Plans whose weight is packed beforehand, for layers that keep theirs.
 
-use super::{Buffer, Plan, Step, Workspace, pack};
+use super::{Buffer, Plan, Step, Workspace, pack, panels};
 
 /// A plan in two: what is made of the weight alone, and what is left to do for every input. Together they do what the plan
 /// did, by the same launches.
@@ -75,10 +75,13 @@ impl Plan {
                 _ => block.push(step.clone()),
             }
         }
-        // What packs the input knew its scale by the weight's pack, which had waited for it.
         for at in 0..block.len() {
-            let behind = at > 0 && block[at - 1].is_exact() && !block[at - 1].launches("half_scale");
-            if !behind {
+            let behind = at > 0 && block[at - 1].is_exact();
+            let behind_scale = behind && block[at - 1].launches("half_scale");
+            // Nobody has waited for the scale in between.
+            if behind_scale && block[at].launches("halo_pack_input") {
+                block[at] = panels::awaiting_scale(&block[at]);
+            } else if behind_scale || !behind {
                 block[at] = block[at].clone().overlapping(false);
             }
         }

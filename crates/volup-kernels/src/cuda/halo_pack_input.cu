@@ -4,7 +4,8 @@
 // `height`, `width`, `slices`, `slice_in`, `panels` (of a slice: chunks*chunk_panels), `channel_panels`,
 // `x_n`, `x_c`, `x_d`, `x_h`, `x_w`, `lanes`; for two tf32 `unless` (null, or words after which the result of another kernel may stand;
 // then nothing is done); for two fp16 `again` (1: nothing is done unless the sample of the input, which they are scaled by, has turned
-// out too small, or coarse positions are counted once more). Threads: 256; `lanes` of them (1, 2, 4 or 8) share a row.
+// out too small, or coarse positions are counted once more); last, for one and two fp16, `awaits` (1: the launch before this one is
+// `half_scale`; 0: it is one that has waited for that). Threads: 256; `lanes` of them (1, 2, 4 or 8) share a row.
 // `x_c` = 1 is read by vectors of channels, `x_w` = 1 by vectors of a row's positions, where sizes and addresses
 // allow. Grid: any number of blocks along the first axis. Control words as in `pack`; one and two fp16 read word 4, which `half_scale` has
 // filled, and of two word 0 is the largest magnitude when it is done. It may be launched so that it starts while `halo_pack_weight` still
@@ -148,6 +149,9 @@ extern "C" __global__ void __launch_bounds__(256, 4) halo_pack_input(
 #elif KIND == 3
     , const unsigned *unless
 #endif
+#if SCALED
+    , int awaits
+#endif
 ) {
     let_next_start();
 #if KIND == 2
@@ -169,6 +173,9 @@ extern "C" __global__ void __launch_bounds__(256, 4) halo_pack_input(
     const int lane = dense ? threadIdx.x % lanes : threadIdx.x / block_rows;
     const int local = dense ? threadIdx.x / lanes : threadIdx.x % block_rows;
     float scale = 1.0f;
+#if SCALED
+    if (awaits) await_previous();
+#endif
 #if KIND == 2
     scale = power(again ? input_exponent(control) : sample_exponent(control));
 #elif SCALED
