@@ -4,7 +4,7 @@
 use super::epilogue_statistics::Rows;
 use super::norm::Way;
 use super::norm_behind;
-use super::pack::Operand;
+use super::pack::{self, Operand};
 use super::panels::{
     InputPanels, MOST_STAGES, PACK_ROUNDS, PACKED_TOGETHER, WeightPanels, may_pack_along, packer_bytes,
     packs, table_bytes, tile_rows,
@@ -56,6 +56,13 @@ const VECTORS: [[f64; 2]; 2] = [[0.02e-9, 0.0115e-9], [0.016e-9, 0.051e-9]];
 const ELEMENT: [f64; 2] = [0.16e-9, 0.2e-9];
 /// What statistics of one of its elements take, in seconds: of 16 bits, of 32.
 const COUNTED: [f64; 2] = [0.04e-9, 0.06e-9];
+/// What a part of a tile costs beside its products, in seconds, and bytes a second of all parts' sums, both ways; the part of the
+/// second-level cache that these may take.
+const PART: f64 = 3.5e-6;
+const PARTIALS: f64 = 3e12;
+const PARTIALS_CACHED: usize = 4;
+/// The most parts of a tile.
+const MOST_PARTS: usize = 16;
 /// The share of a round of tiles that is lost at the end, where there are many.
 const LAST_ROUND: f64 = 0.48;
 
@@ -77,6 +84,8 @@ pub(super) struct GatherGemm<'a> {
     /// Blocks that are launched, and whether tiles of phases with most taps come first.
     launched: usize,
     by_work: bool,
+    /// How tiles are cut in parts, if they are.
+    split: Option<Split>,
     /// Whether the input is packed beside the products.
     along: bool,
     /// What it does about a normalization, and how its rows are dealt out.
@@ -88,6 +97,29 @@ pub(super) struct GatherGemm<'a> {
     pub(super) seconds: f64,
 }
 
+/// Tiles in parts: of so many taps at most, all parts of all tiles, and those of tiles that have several.
+#[derive(Clone, Copy)]
+struct Split {
+    taps: usize,
+    units: usize,
+    parted: usize,
+}
+
+/// A phase: its taps, stages of A, and the clocks that a tile of it takes but for what every tile does.
+#[derive(Clone, Copy)]
+struct OfPhase {
+    taps: usize,
+    stages: usize,
+    clocks: f64,
+}
+
+impl OfPhase {
+    /// Parts of no more than so many taps.
+    fn parts(&self, taps: usize) -> usize {
+        self.taps.div_ceil(taps).min(self.stages).max(1)
+    }
+}
+
 impl fmt::Display for GatherGemm<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [columns, lines, outputs] = ["BN", "RH", "RW"].map(|name| size(self.kernel, name));
@@ -95,6 +127,9 @@ impl fmt::Display for GatherGemm<'_> {
         write!(f, "gather_gemm {} {rows}x{}/{residues}, ", self.operand.name(), columns * lines)?;
         write!(f, "{} chunks, {} stages, {} units", self.chunks, self.a_stages, self.b_stages)?;
         f.write_str(if self.by_work { ", by work" } else { "" })?;
+        if let Some(split) = self.split {
+            write!(f, ", parts of {} taps", split.taps)?;
+        }
         write!(f, "{}{}", if self.along { ", packs along" } else { "" }, self.way)?;
         norm_behind::describe(f, self.behind)
     }
@@ -129,6 +164,10 @@ impl<'a> GatherGemm<'a> {
         behind: usize,
     ) -> Option<GatherGemm<'a>> {
         if along && !may_pack_along(context, kernel, operand) {
+            return None;
+        }
+        let splits = kernel.param("SPLIT").is_some();
+        if splits && along {
             return None;
         }
         if behind > 0 && (kernel.param("COUNTS").is_none() || !norm_behind::may(context)) {
@@ -275,18 +314,29 @@ impl<'a> GatherGemm<'a> {
                     let whole = (d * chunks) as f64 * h_whole * w_whole;
                     units += whole;
                     stages += staged;
-                    of_phases.push(whole * clocks + turns as f64 * of_unit + staged as f64 * STAGE + tile);
+                    let clocks = whole * clocks + turns as f64 * of_unit + staged as f64 * STAGE;
+                    of_phases.push(OfPhase { taps: turns / chunks, stages: staged, clocks });
                 }
             }
         }
-        of_phases.sort_by(|one, other| other.total_cmp(one));
+        of_phases.sort_by_key(|phase| std::cmp::Reverse(phase.taps));
         let device = context.device.multiprocessors;
-        let launched = tiles.min(device);
-        let by_work = phases > 1 && tiles <= FEW * device;
-        let busy = if by_work {
-            longest(&of_phases, row_tiles * all, launched)
+        let of_phase = row_tiles * all;
+        let by_work = splits || phases > 1 && tiles <= FEW * device;
+        let whole: Vec<_> = of_phases.iter().map(|phase| (phase.clocks + tile, of_phase)).collect();
+        let (busy, split, launched) = if splits {
+            let most = context.device.l2_bytes / PARTIALS_CACHED / (bm * n * lines * 4);
+            let (busy, split) = best_split(&of_phases, of_phase, tile, most, device)?;
+            (
+                busy + CLOCK * (2 * split.parted * bm * n * lines * 4) as f64 / PARTIALS,
+                Some(split),
+                split.units.min(device),
+            )
+        } else if by_work {
+            (longest(&whole, tiles.min(device)), None, tiles.min(device))
         } else {
-            of_phases.iter().sum::<f64>() / phases as f64 * (tiles as f64 / device as f64 + LAST_ROUND)
+            let of_tile = whole.iter().map(|&(clocks, _)| clocks).sum::<f64>() / phases as f64;
+            (of_tile * (tiles as f64 / device as f64 + LAST_ROUND), None, tiles.min(device))
         };
         let traffic = (units * unit as f64 + (stages * stage) as f64) * (row_tiles * all) as f64 / CACHE;
         let output = (batch * sample * request.dtype.size()) as f64 / context.device.memory(MEMORY);
@@ -313,6 +363,7 @@ impl<'a> GatherGemm<'a> {
             shared: fixed + a_stages * stage + b_stages * unit,
             launched,
             by_work,
+            split,
             along,
             way,
             of_samples,
@@ -340,8 +391,9 @@ impl<'a> GatherGemm<'a> {
         let request = context.request;
         let groups = request.geometry.conv().groups();
         let input = input_panels(context, self.operand, self.chunks, self.a_rows(context));
-        let packed = if self.along { input.words() } else { 0 };
-        let (control, words) = norm_behind::control(context, packed, self.behind, workspace, steps);
+        let wgs = size(self.kernel, "WGS");
+        let more = if self.along { input.words() } else { self.split.map_or(0, |split| split.parted * wgs) };
+        let (control, words) = norm_behind::control(context, more, self.behind, workspace, steps);
         // Each tap along width is a step of its own: as if the stride were 1, from the first on.
         let panels = WeightPanels {
             operand: self.operand,
@@ -369,7 +421,19 @@ impl<'a> GatherGemm<'a> {
             input.pack(context, 0, at, control, true, steps)?;
         }
         let (parts, statistics) = self.of_samples.tell(context, self.way, words, workspace)?;
-        steps.push(self.multiply(context, [at, weight, scale, control], &input, statistics)?);
+        let mut more = Vec::new();
+        if let Some(split) = self.split {
+            let bytes =
+                split.parted * tile_rows(self.kernel) * size(self.kernel, "BN") * size(self.kernel, "RH") * 4;
+            let partials = workspace.take(bytes);
+            push(&mut more, [split.taps])?;
+            more.extend(
+                [partials, control + 4 * pack::CONTROL_WORDS as u64]
+                    .map(|at| Argument::Pointer(Buffer::Workspace, at)),
+            );
+        }
+        more.extend(statistics);
+        steps.push(self.multiply(context, [at, weight, scale, control], &input, more)?);
         // Where the input or the weight holds what the fast path cannot compute with, the definition.
         if !self.knows_early() {
             steps.push(direct::guard(context, self.operand, control)?);
@@ -382,7 +446,7 @@ impl<'a> GatherGemm<'a> {
         context: Context<'_>,
         [at, weight, scale, control]: [u64; 4],
         input: &InputPanels,
-        statistics: Vec<Argument>,
+        more: Vec<Argument>,
     ) -> Result<Step> {
         let request = context.request;
         let conv = request.geometry.conv();
@@ -415,7 +479,7 @@ impl<'a> GatherGemm<'a> {
         input.along(context, self.along.then_some(turn), &mut arguments)?;
         // Where both operands are packed before, the product sees itself whether it can stand.
         arguments.extend(direct::within(context, self.knows_early().then_some(control))?);
-        arguments.extend(statistics);
+        arguments.extend(more);
         let (variant, shared) = (*self.kernel, self.shared as u32);
         Ok(Step::Launch { variant, grid: grid(self.launched)?, shared, arguments, overlap: true })
     }
@@ -455,13 +519,44 @@ fn input_panels(context: Context<'_>, operand: Operand, chunks: usize, rows: usi
     }
 }
 
-/// The longest that any of so many blocks takes for tiles of phases in turn, each of so many, as the kernel deals them out.
-fn longest(of_phases: &[f64], each: usize, blocks: usize) -> f64 {
+/// The longest that any of so many blocks takes for tiles in turn, of each kind so many, as the kernel deals them out.
+fn longest(kinds: &[(f64, usize)], blocks: usize) -> f64 {
     let mut busy = vec![0.0; blocks];
-    for tile in 0..each * of_phases.len() {
+    let tiles = kinds.iter().flat_map(|&(clocks, count)| std::iter::repeat_n(clocks, count));
+    for (tile, clocks) in tiles.enumerate() {
         let (round, at) = (tile / blocks, tile % blocks);
         let block = if round % 2 == 1 { blocks - 1 - at } else { at };
-        busy[block] += of_phases[tile / each];
+        busy[block] += clocks;
     }
     busy.into_iter().fold(0.0, f64::max)
+}
+
+/// How tiles, so many of each phase, are best cut in parts, no more than `most` of them, and the longest that a block takes then.
+fn best_split(
+    phases: &[OfPhase],
+    of_phase: usize,
+    tile: f64,
+    most: usize,
+    device: usize,
+) -> Option<(f64, Split)> {
+    let of_taps = |taps: usize| {
+        let parts = || phases.iter().map(|phase| phase.parts(taps));
+        let units = of_phase * parts().sum::<usize>();
+        let parted = of_phase * parts().filter(|&parts| parts > 1).sum::<usize>();
+        let kinds: Vec<_> = std::iter::zip(phases, parts())
+            .map(|(phase, parts)| {
+                let part = if parts > 1 { CLOCK * PART } else { 0.0 };
+                // Of stages that no number of parts divides one has more than others.
+                let share = phase.stages.div_ceil(parts) as f64 / phase.stages.max(1) as f64;
+                (phase.clocks * share + tile + part, parts * of_phase)
+            })
+            .collect();
+        let few = parted > 0 && parted <= most && units <= FEW * device;
+        few.then(|| (longest(&kinds, units.min(device)), Split { taps, units, parted }))
+    };
+    let largest = phases.first()?.taps;
+    (2..=MOST_PARTS)
+        .map(|parts| largest.div_ceil(parts))
+        .filter_map(of_taps)
+        .min_by(|one, other| one.0.total_cmp(&other.0))
 }

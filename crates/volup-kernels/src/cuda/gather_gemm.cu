@@ -26,6 +26,10 @@
 // tile's rows reach by all taps along height and width, and for each of these taps a unit of B. A warp loads the fragments of the
 // next unit's rows while the matrix instructions take those of this one from registers. Sums go to y as `halo_gemm`'s do.
 //
+// With SPLIT, for few tiles, those of phases with many taps are done in parts, ranges of their stages that are units of work of their
+// own: as many as it takes for none to have more than `taps_of_part` taps (and all chunks of each), and no more than there are stages. A
+// part leaves its sums in memory; the one that comes last adds all of them, in their order, and ends the tile. Nobody waits for another.
+//
 // Shared memory, in order: barriers, at 1 KB divisors, rows of zeros, phases, at 4608 bytes tables of columns for each
 // warpgroup, staging areas for each warp, A's ring (`a_stages`), B's ring (`b_stages`).
 //
@@ -52,9 +56,11 @@
 // 7. `a_stages`, `stage_rows`, `b_stages`, `by_work`.
 // 8. What `pack_ahead.cuh` asks for; then what `definition.cuh` does, as `halo_gemm` has it, but with COUNTS, which leaves it to
 //    another launch.
-// 9. With COUNTS, for statistics of y as `epilogue_statistics.cuh` has them: `parts`, `counts`, and chunks of a sample, phases
+// 9. With SPLIT, which takes `by_work`: `taps_of_part` (at least 1), `partials` (float32, BM by BN*RH for each part of the tiles that have
+//    several), `arrived` (zeros at first, WGS words for each of these parts).
+// 10. With COUNTS, for statistics of y as `epilogue_statistics.cuh` has them: `parts`, `counts`, and chunks of a sample, phases
 //    and channels there; `joined` (channels whose statistics are one); `relus` (they are of the ReLU of y).
-// 10. With COUNTS, for the group norm of y in NCDHW beside the product, as `norm_behind.cuh` has it, where the input is packed along and
+// 11. With COUNTS, for the group norm of y in NCDHW beside the product, as `norm_behind.cuh` has it, where the input is packed along and
 //    tiles are in the order of rows: `norm_words` (null: there is none), `norm_warps` (of the three that pack, those that do it
 //    instead, 1 or 2; each has 16 KB of shared memory after the others' own), `merged`, `gamma`, `beta`, `norm_groups`, `y_voxels` (of a
 //    channel), the activation, its slope and `eps`.
@@ -202,7 +208,53 @@ template <typename Of> struct Tile {
     }
 };
 
-/// The turn of a block's tile among all: by work, turns go to and fro.
+/// A unit of work: a tile, or a part of it, one of so many.
+struct Unit {
+    int tile, part, parts;
+
+#ifdef SPLIT
+    __device__ __forceinline__ static int parts_of(const Phase &phase, int taps_of_part, int chunks) {
+        return max(min((phase.taps() + taps_of_part - 1) / taps_of_part, phase.nd * chunks), 1);
+    }
+    /// That of an index, of `of_phase` tiles of each phase.
+    __device__ __forceinline__ Unit(const Phase *phases, int of_phase, int taps_of_part, int chunks, int index) : tile(0) {
+        while ((parts = parts_of(*phases, taps_of_part, chunks)) * of_phase <= index) {
+            index -= parts * of_phase;
+            tile += of_phase;
+            phases++;
+        }
+        const int own = index / parts;
+        tile += own;
+        part = index - own * parts;
+    }
+#else
+    __device__ __forceinline__ Unit(const Phase *, int, int, int, int index) : tile(index) {}
+#endif
+};
+
+/// Its stages: a tap along depth and a chunk each, in this order.
+struct Stages {
+    int first_ad, past_ad, first_chunk, past_chunk, units;
+
+#ifdef SPLIT
+    template <typename Of> __device__ __forceinline__ Stages(const Tile<Of> &t, const Unit &unit, int chunks) {
+        const int all = (t.past_ad - t.first_ad) * chunks, first = unit.part * all / unit.parts, past = (unit.part + 1) * all / unit.parts;
+        const int first_plane = first / chunks, past_plane = (past + chunks - 1) / chunks;
+        first_ad = t.first_ad + first_plane, past_ad = first < past ? t.first_ad + past_plane : first_ad;
+        first_chunk = first - first_plane * chunks, past_chunk = past - (past_plane - 1) * chunks;
+        units = (past - first) * t.phase.nh * t.phase.nw;
+    }
+    __device__ __forceinline__ int first(int ad) const { return ad == first_ad ? first_chunk : 0; }
+    __device__ __forceinline__ int past(int ad, int chunks) const { return ad == past_ad - 1 ? past_chunk : chunks; }
+#else
+    template <typename Of> __device__ __forceinline__ Stages(const Tile<Of> &t, const Unit &, int chunks)
+        : first_ad(t.first_ad), past_ad(t.past_ad), first_chunk(0), past_chunk(chunks), units(t.units() * chunks) {}
+    __device__ __forceinline__ int first(int) const { return 0; }
+    __device__ __forceinline__ int past(int, int chunks) const { return chunks; }
+#endif
+};
+
+/// The turn of a block's unit among all: by work, turns go to and fro.
 __device__ __forceinline__ int tile_of(int round, int by_work) {
     return round * grid_blocks() + (by_work && round & 1 ? grid_blocks() - 1 - blockIdx.x : blockIdx.x);
 }
@@ -220,6 +272,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
     int b_stages, int by_work, const Element *x, unsigned *control, int x_count, int x_depth, int x_height, int x_width,
     int panels, int x_n, int x_c, int x_d, int x_h, int x_w, int units, int before, int shift, int pieces, int ahead,
     DEFINITION_PARAMETERS
+#ifdef SPLIT
+    , int taps_of_part, float *partials, unsigned *arrived
+#endif
 #ifdef COUNTS
     , float *parts, float *counts, int part_chunks, int part_phases, int out_channels, int joined, int relus,
     unsigned *norm_words, int norm_warps, float *merged, const Element *gamma, const Element *beta, int norm_groups, int y_voxels,
@@ -242,7 +297,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
     char *const tables = memory + FIXED;
     const unsigned ring_a = shared(memory) + FIXED + WGS * (16 * BN + 16 * STAGING), ring_b = ring_a + a_stages * stage_bytes;
     const int phase_count = d_stride * (h_stride / RH) * (w_stride / RW), all = slices * blocks, row_tiles = (rows + BM - 1) / BM;
-    const int tiles = row_tiles * phase_count * all;
+    const int of_phase = row_tiles * all;
+#ifndef SPLIT
+    const int tiles = row_tiles * phase_count * all, taps_of_part = 0;
+#endif
 #ifdef COUNTS
     int *const finished = (int *)(by + 1);
     const NormBehind norm = {y, (float2 *)parts, counts, norm_words, (float2 *)merged, gamma, beta, x_count, out_channels,
@@ -294,6 +352,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
         if (threadIdx.x < phase_count) phases[rank] = phase;
         __syncthreads();
     }
+#ifdef SPLIT
+    int tiles = 0;
+    for (int other = 0; other < phase_count; other++) tiles += of_phase * Unit::parts_of(phases[other], taps_of_part, chunks);
+#endif
     if (threadIdx.x >= CONSUMERS) {
         static_assert(ALONE);
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
@@ -324,11 +386,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
         for (int round = 0; round * grid_blocks() < tiles; round++) {
             const int index = tile_of(round, by_work);
             if (index >= tiles) continue;
-            const Tile<const Phase &> t(s, *by, phases, index);
+            const Unit unit(phases, of_phase, taps_of_part, chunks, index);
+            const Tile<const Phase &> t(s, *by, phases, unit.tile);
             const int slice = t.column_block / blocks;
             const int length = BM + (t.phase.nh - 1) * back_h * in_w + (t.phase.nw - 1) * back_w;
+            const Stages stages(t, unit, chunks);
 #pragma unroll 1
-            for (int ad = t.first_ad; ad < t.past_ad; ad++) {
+            for (int ad = stages.first_ad; ad < stages.past_ad; ad++) {
                 // Both operands have fewer pieces of 16 bytes than 2^31.
                 const int first = t.from(s, ad), from = slice * chunks * PANELS * a_rows + first;
                 // From the first plane that a later tap along depth may read on.
@@ -337,7 +401,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
                     packed.await((t.at.n * in_d + plane) * in_h * in_w, first + length - 1, {by->x_line, by->x_plane, by->x_sample, by->units});
                 }
 #pragma unroll 1
-                for (int chunk = 0; chunk < chunks; chunk++) {
+                for (int chunk = stages.first(ad); chunk < stages.past(ad, chunks); chunk++) {
                     // Each lane for what it copies over.
                     barrier_wait(empty_a + 8 * at_a, phase_a);
                     if (lane == 0) barrier_expect(full_a + 8 * at_a, PANELS * length * 16);
@@ -396,7 +460,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
     for (int round = 0; round * grid_blocks() < tiles; round++) {
         const int index = tile_of(round, by_work);
         if (index >= tiles) continue;
-        const Tile<Phase> t(s, *by, phases, index);
+        const Unit unit(phases, of_phase, taps_of_part, chunks, index);
+        const Tile<Phase> t(s, *by, phases, unit.tile);
         const int row = t.row0 + warpgroup * M + thread / 32 * ROWS + lane % ROWS;
         const Position at(s, *by, row);
         // The voxel that this lane's row reaches by the first taps, and the taps along each axis that reach one.
@@ -430,8 +495,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
         // Of the next unit: the bits of its taps, and the voxel that its rows are counted from.
         constexpr unsigned W = 1, H = 1 << TAPS_OF_AXIS, D = H << TAPS_OF_AXIS;
         const unsigned past_w = W << t.phase.nw, past_h = H << t.phase.nh;
-        unsigned of_w = W, of_h = H, of_d = D << t.first_ad;
-        int ad = t.first_ad, chunk = 0, left = t.units() * chunks;
+        const Stages stages(t, unit, chunks);
+        unsigned of_w = W, of_h = H, of_d = D << stages.first_ad;
+        int ad = stages.first_ad, chunk = stages.first_chunk, left = stages.units;
         int behind = t.from(s, ad) + ad * back_d * in_h * in_w;
         // The stage before, of which each lane gives back the rows that it has named: when matrix instructions have begun that take them from
         // registers. An arrival may overtake `ldmatrix` that is under way, and what the next stage brings then is read instead.
@@ -444,7 +510,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
             if (RH == 2 && of_h == H && t.phase.th < 0) there_of &= 11;
             if (RH == 2 && of_h == past_h / 2 && (h_kernel - t.phase.th) % 2) there_of &= 7;
             if ((of_w | of_h) == (W | H)) {
-                if (ad != t.first_ad || chunk != 0) give_back();
+                if (ad != stages.first_ad || chunk != stages.first_chunk) give_back();
                 barrier_wait(full_a + 8 * at_a, phase_a);
             }
             const unsigned bits = of_w | of_h | of_d;
@@ -553,6 +619,42 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
         }
 #ifndef COUNTS
         if (!stored[warpgroup]) continue;
+#endif
+#ifdef SPLIT
+        // The same for all lanes, which the compiler has to know.
+        if (__shfl_sync(0xffffffffu, unit.parts, 0) > 1) {
+            constexpr int VECTORS = RH * MI * REGISTERS / 4;
+            const int first_index = index - unit.part;
+            float4 *const first_part = (float4 *)partials + ((long long)first_index * WGS + warpgroup) * VECTORS * 128 + thread;
+            const auto part_at = [&](int part) { return first_part + (long long)part * WGS * VECTORS * 128; };
+            const auto of_vector = [&](int k) -> float * { return sum[k / (MI * REGISTERS / 4)][k / (REGISTERS / 4) % MI] + k % (REGISTERS / 4) * 4; };
+            float4 *const own = part_at(unit.part);
+#pragma unroll
+            for (int k = 0; k < VECTORS; k++) __stcg(own + k * 128, make_float4(of_vector(k)[0], of_vector(k)[1], of_vector(k)[2], of_vector(k)[3]));
+            __threadfence();
+            asm volatile("bar.sync %0, 128;" ::"r"(warpgroup + 1) : "memory");
+            int *const before = (int *)(staged - thread / 32 * STAGING);
+            if (thread == 0) *before = (int)atomicAdd(arrived + first_index * WGS + warpgroup, 1);
+            asm volatile("bar.sync %0, 128;" ::"r"(warpgroup + 1) : "memory");
+            const int came_before = __shfl_sync(0xffffffffu, *before, 0);
+            asm volatile("bar.sync %0, 128;" ::"r"(warpgroup + 1) : "memory");
+            if (came_before != unit.parts - 1) continue;
+            __threadfence();
+#pragma unroll
+            for (int k = 0; k < VECTORS; k++) {
+                const float4 v = __ldcg(first_part + k * 128);
+                of_vector(k)[0] = v.x, of_vector(k)[1] = v.y, of_vector(k)[2] = v.z, of_vector(k)[3] = v.w;
+            }
+#pragma unroll 1
+            for (int part = 1; part < unit.parts; part++) {
+                const float4 *const other = part_at(part);
+#pragma unroll
+                for (int k = 0; k < VECTORS; k++) {
+                    const float4 v = __ldcg(other + k * 128);
+                    of_vector(k)[0] += v.x, of_vector(k)[1] += v.y, of_vector(k)[2] += v.z, of_vector(k)[3] += v.w;
+                }
+            }
+        }
 #endif
         // What is always so, but not for the compiler: without a branch it spills.
         if (SCALED ? rows > 0 : has_bias) {

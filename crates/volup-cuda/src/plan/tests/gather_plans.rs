@@ -80,9 +80,60 @@ fn gather_gemm_computes_the_definition() {
             }
         }
     }
-    let of_family = all.iter().filter(|kernel| kernel.entry == "gather_gemm");
-    assert_eq!(kernels_found, of_family.map(|kernel| kernel.name).collect());
+    let of_family =
+        all.iter().filter(|kernel| kernel.entry == "gather_gemm" && kernel.param("SPLIT").is_none());
+    assert!(
+        of_family.map(|kernel| kernel.name).all(|name| kernels_found.contains(name)),
+        "{kernels_found:?}"
+    );
     assert!(count > 100 && by_work.len() == 2, "{count}, {by_work:?}");
+}
+
+/// What few tiles are: phases of which some are in parts, parts of chunks and of taps, groups, a norm, tiles at edges whose parts lack
+/// some of their stages.
+const PARTS: [&str; 5] = [
+    "n 1, 3x4x5, 140>40, k 3, s 2, p 1, op 1, bias, relu",
+    "n 2, 4x4x4, 70>20, k 3, p 1, bias",
+    "n 1, 5x5x5, 40>70, k 4, s 2, p 1, bias, gn 7",
+    "n 1, 3x6x7, 66>34, k 5x3x2, p 2x1x0, g 2, leaky_relu(0.1)",
+    "n 3, 2x8x9, 16>9, k 7x2x3, p 3x0x1",
+];
+
+#[test]
+fn tiles_in_parts_compute_the_definition() {
+    let device = with_multiprocessors(132);
+    let all = kernels(&device, None);
+    let all: Vec<&Variant> = all.iter().collect();
+    let mut found = BTreeSet::new();
+    for (turn, line) in PARTS.into_iter().enumerate() {
+        let case = Case::parse("parts", line, "tiles in parts").expect("a valid case");
+        for (dtype, format) in [DType::F32, DType::F16, DType::Bf16]
+            .into_iter()
+            .flat_map(|dtype| FORMATS.map(|format| (dtype, format)))
+        {
+            let example = Example::new(&case, dtype, |_, _| {});
+            let request = example.request(Algorithm::GatherGemm, Precision::Tf32, [format; 2]);
+            let plans = plans(&request, &device, &all);
+            let plans: Vec<_> = plans.iter().filter(|plan| plan.to_string().contains("parts of")).collect();
+            assert!(!plans.is_empty(), "{case}, {dtype}, {format}");
+            for plan in plans {
+                println!("{case}; {dtype}, {format}; {plan}");
+                example.is_right(plan, &request);
+                let call =
+                    launches(plan).into_iter().find(|call| call.kernel() == "gather_gemm").expect("one");
+                found.insert(call.variant.name);
+                if turn == 0 {
+                    let wrong =
+                        [("gather_gemm", "rows pd ph pw d_kernel h_kernel w_kernel chunks blocks channels")];
+                    let unnoticed = unnoticed_of(&example, &request, plan, &wrong);
+                    assert!(unnoticed.is_empty(), "{unnoticed:?} may be wrong: {plan}");
+                }
+            }
+        }
+    }
+    let of_parts =
+        all.iter().filter(|kernel| kernel.entry == "gather_gemm" && kernel.param("SPLIT").is_some());
+    assert_eq!(found, of_parts.map(|kernel| kernel.name).collect());
 }
 
 #[test]

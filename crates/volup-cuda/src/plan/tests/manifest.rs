@@ -115,11 +115,13 @@ pub struct Signature {
 
 /// The signature of a variant's function.
 pub fn signature(variant: &Variant) -> &'static Signature {
-    // CUDA C++ has other parameters for other kinds of numbers, where channels lack taps, where taps are columns, and of voxels.
-    type Key = (&'static str, Option<i64>, [bool; 4]);
+    // CUDA C++ has other parameters for other kinds of numbers, where channels lack taps, where taps are columns, of voxels, and of
+    // tiles in parts.
+    type Key = (&'static str, Option<i64>, [bool; 5]);
     static KNOWN: OnceLock<HashMap<Key, Signature>> = OnceLock::new();
-    let options =
-        |variant: &Variant| ["SHORT", "COUNTS", "TAPS", "VOXEL"].map(|name| variant.param(name).is_some());
+    let options = |variant: &Variant| {
+        ["SHORT", "COUNTS", "TAPS", "VOXEL", "SPLIT"].map(|name| variant.param(name).is_some())
+    };
     let key = |variant: &Variant| (variant.entry, variant.param("KIND"), options(variant));
     let known = KNOWN.get_or_init(|| {
         let entries = variants_for(Arch { major: 9, minor: 0 });
@@ -206,6 +208,9 @@ fn declared_in_cuda(variant: &Variant, source: &'static str) -> Signature {
         "halo_gemm" => vec!["KIND", "BN", "MI", "CTAS", "WGS"],
         "halo_sweep" => vec!["KIND", "BN", "PLANES", "MI", "CTAS", "WGS"],
         "gather_gemm" if counts => vec!["KIND", "BN", "MI", "CTAS", "WGS", "RW", "RH", "COUNTS"],
+        "gather_gemm" if variant.param("SPLIT").is_some() => {
+            vec!["KIND", "BN", "MI", "CTAS", "WGS", "RW", "RH", "SPLIT"]
+        }
         "gather_gemm" => vec!["KIND", "BN", "MI", "CTAS", "WGS", "RW", "RH"],
         "box_gemm" => vec!["KIND", "MT", "NT", "WARPS", "CTAS"],
         "implicit_gemm" if counts => vec!["KIND", "SEGMENTS", "LINES", "WARPGROUPS", "COUNTS"],
@@ -239,7 +244,7 @@ fn compiled(variant: &Variant, source: &str) -> String {
     let holds = |condition: &str| match condition {
         "SCALED" => Some(kind == 2 || kind == 5),
         "PARTED" => Some(kind == 2 || kind == 3),
-        "SHORT" | "COUNTS" | "TAPS" | "VOXEL" => Some(variant.param(condition).is_some()),
+        "SHORT" | "COUNTS" | "TAPS" | "VOXEL" | "SPLIT" => Some(variant.param(condition).is_some()),
         _ => condition.strip_prefix("KIND == ")?.parse().ok().map(|known: i64| kind == known),
     };
     // Of each condition that a line is under, whether it is kept; whether it or one before it was; whether this is known.

@@ -111,3 +111,30 @@ fn planes_of_sweeps() {
         assert!(engine.said.get() >= 2 * PLANES.len(), "{} plans", engine.said.get());
     });
 }
+
+/// Few tiles, in parts: of phases, of taps along depth and of chunks.
+const PARTS: [&str; 4] = [
+    "n 1, 3x4x5, 140>40, k 3, s 2, p 1, op 1, bias, relu",
+    "n 2, 4x4x4, 70>20, k 3, p 1, bias, gn 4",
+    "n 1, 3x6x7, 66>34, k 5x3x2, p 2x1x0, g 2, leaky_relu(0.1)",
+    "n 3, 2x8x9, 16>9, k 7x2x3, p 3x0x1",
+];
+
+#[test]
+fn tiles_in_parts() {
+    for (multiprocessors, precision) in [(7, Precision::Tf32), (132, Precision::Ieee)] {
+        engine(multiprocessors, precision, Some(Algorithm::GatherGemm), |engine| {
+            let engine = saying(engine, "parts of");
+            for (seed, line) in PARTS.into_iter().enumerate() {
+                let case = Case::parse("parts", line, "few tiles").expect("a valid case");
+                let format = [MemoryFormat::Contiguous, MemoryFormat::ChannelsLast3d][seed % 2];
+                let case = Case { format, ..case };
+                let dtypes = if precision == Precision::Tf32 { &NARROW[..1] } else { &NARROW[1..] };
+                for &dtype in dtypes {
+                    right(&engine, &case, dtype, Fill::ALL[seed % 2], seed as u64);
+                }
+            }
+            assert!(engine.said.get() >= PARTS.len(), "{} plans", engine.said.get());
+        });
+    }
+}
