@@ -429,6 +429,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
         "--shapes", nargs="+", metavar="NAME", choices=published + small, default=published
     )
     parser.add_argument("--decoders", action="store_true", help="the layers of three decoders")
+    parser.add_argument("--batch", type=int, metavar="N", help="of the decoders' layers")
     parser.add_argument("--random", type=int, metavar="N", help="so many random shapes instead")
     parser.add_argument("--seed", type=int, default=0, help="of the random shapes")
     parser.add_argument("--precisions", nargs="+", choices=DTYPES, default=list(DTYPES))
@@ -457,7 +458,7 @@ def main(argv: list[str] | None = None) -> int:
     known = {case["name"]: case for case in _native.published() + _native.cases()}
     cases = [known[name] for name in args.shapes]
     if args.decoders:
-        cases = decoder_cases()
+        cases = decoder_cases(args.batch)
     elif args.random:
         cases = random_cases(args.random, args.seed)
     meta = describe(clock)

@@ -31,13 +31,21 @@ MONAI: Layers = (
 )
 
 
-def decoder_cases() -> list[dict[str, Any]]:
-    """Cases as `volup._native` describes them; each doubles its volume."""
-    return [
+def decoder_cases(batch: int | None = None) -> list[dict[str, Any]]:
+    """Cases as `volup._native` describes them, each of which doubles its volume.
+
+    Of another batch than their own, if one is given.
+    """
+    cases = [
         *(_case(layer, kernel=2, padding=0, output_padding=0) for layer in NNUNET),
         *(_case(layer, kernel=4, padding=1, output_padding=0) for layer in GENERATOR),
         *(_case(layer, kernel=3, padding=1, output_padding=1) for layer in MONAI),
     ]
+    if batch is not None:
+        for case in cases:
+            _, _, described = case["name"].partition(" ")
+            case |= {"name": f"n{batch} {described}", "batch": batch}
+    return cases
 
 
 def _case(

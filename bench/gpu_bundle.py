@@ -6,11 +6,13 @@ The machine then runs `python3 .gpu-bundle/gpu.py`; see there.
 """
 
 import argparse
+import io
 import json
 import lzma
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -60,6 +62,18 @@ def copy_binary(source: Path, target: Path) -> None:
     target.unlink()
 
 
+def copy_wheel(source: Path, target: Path) -> None:
+    """Its files as they are, packed together: they hold all kernels as well."""
+    stored = io.BytesIO()
+    with zipfile.ZipFile(source) as wheel, zipfile.ZipFile(stored, "w") as copy:
+        for info in wheel.infolist():
+            content = wheel.read(info)
+            info.compress_type = zipfile.ZIP_STORED
+            copy.writestr(info, content)
+    packed = lzma.compress(stored.getvalue(), filters=FILTERS)
+    target.with_name(f"{target.name}.xz").write_bytes(packed)
+
+
 def commit() -> str:
     dirty = "-dirty" if run("git", "status", "--porcelain").strip() else ""
     return run("git", "rev-parse", "HEAD").strip() + dirty
@@ -79,7 +93,7 @@ def bundle(out: Path, cli: Path, wheels: Path, engine: str) -> None:
     copy_binary(cli, out / "bin" / "volup")
     (out / "wheels").mkdir()
     for wheel in wheels.glob("*.whl"):
-        shutil.copy2(wheel, out / "wheels")
+        copy_wheel(wheel, out / "wheels" / wheel.name)
     pip = (sys.executable, "-m", "pip", "download", "--quiet", "--no-deps")
     run(*pip, "--only-binary=:all:", "--dest", out / "wheels", *WHEELS)
     for pattern in SOURCES:

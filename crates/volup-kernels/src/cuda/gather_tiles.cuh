@@ -1,0 +1,171 @@
+// The tiles of `gather_gemm`: rows of one phase by a block of columns, whole or in parts, and the voxels that they reach.
+
+#pragma once
+
+#include "divisor.cuh"
+#include "halo_epilogue.cuh"
+#include "launch.cuh"
+
+/// What the numbers of all tiles are divided by.
+struct Divisors {
+    Divisor all, phases, of_phase, turn, line, height, depth, x_line, x_plane, x_sample, units;
+};
+constexpr int DIVISORS = sizeof(Divisors) / sizeof(Divisor);
+
+/// One axis.
+struct Axis {
+    int kernel, stride, dilation, step, inverse, padding;
+
+    /// The first tap of outputs of a residue, `kernel` if there is none, and how many taps they have.
+    __device__ int first_tap(int residue) const {
+        const int gcd = stride / step, rest = (residue + padding) % stride;
+        return rest % gcd ? kernel : (rest / gcd * inverse) % step;
+    }
+    __device__ int taps(int first) const { return max(kernel - first + step - 1, 0) / step; }
+    /// The voxel that a tap reaches from position 0.
+    __device__ int reached(int tap, int residue) const { return (residue + padding - tap * dilation) / stride; }
+};
+
+/// What says where tiles and the voxels that they reach lie.
+struct Sizes {
+    int voxels, pd, ph, pw, in_d, in_h, in_w, back_d, back_h, back_w, by_work;
+    Axis d, h, w;
+};
+
+/// Residues along all axes: first taps, how many there are, and the voxel that the first ones reach from position 0.
+struct Phase {
+    int rd, rh, rw, td, th, tw, nd, nh, nw, cd, ch, cw;
+
+    Phase(const Phase &) = default;
+    __device__ Phase(const Sizes &s, int phase) {
+        const int along_w = s.w.stride / RW, along_h = s.h.stride / RH;
+        rw = phase % along_w;
+        rh = phase / along_w % along_h;
+        rd = phase / along_w / along_h;
+        td = s.d.first_tap(rd), th = s.h.first_tap(rh), tw = s.w.first_tap(rw);
+        nd = s.d.taps(td), nh = s.h.taps(th), nw = s.w.taps(tw);
+        cd = s.d.reached(td, rd), ch = s.h.reached(th, rh), cw = s.w.reached(tw, rw);
+        // Two residues that see the same voxels: taps in pairs, of which the first may lack its first, and the last its second.
+        if (RW == 2) tw = -(s.w.padding % 2), nw = (s.w.kernel - tw + 1) / 2, cw = (s.w.padding + 1) / 2;
+        if (RH == 2) th = -(s.h.padding % 2), nh = (s.h.kernel - th + 1) / 2, ch = (s.h.padding + 1) / 2;
+        if (nd * nh * nw == 0) nd = nh = nw = 0;
+    }
+    __device__ int taps() const { return nd * nh * nw; }
+};
+
+/// A row's sample and position.
+struct Position {
+    int n, d, h, w;
+
+    __device__ __forceinline__ Position(const Sizes &s, const Divisors &by, int row) {
+        const int line = by.line.divide(row), plane = by.height.divide(line);
+        n = by.depth.divide(plane);
+        d = plane - n * s.pd;
+        h = line - plane * s.ph;
+        w = row - line * s.pw;
+    }
+};
+
+/// A tile: rows of one phase by a block of columns. Consumers hold the phase in registers: what waits for barriers would read
+/// memory anew.
+template <typename Of> struct Tile {
+    int row0, column_block;
+    Of phase;
+    Position at;
+    /// The taps along depth that reach a voxel from any of its rows, of the phase's: the first, and the one after the last.
+    int first_ad, past_ad;
+
+    __device__ __forceinline__ Tile(const Sizes &s, const Divisors &by, const Phase *phases, int tile)
+        : column_block(tile - by.all.divide(tile) * by.all.by), phase(phases[chosen(s, by, by.all.divide(tile), &row0)]), at(s, by, row0) {
+        const Position last(s, by, row0 + BM - 1);
+        const bool one = last.n == at.n;
+        const int nearest = (one ? at.d : 0) + phase.cd, farthest = (one ? last.d : s.pd - 1) + phase.cd;
+        first_ad = 0, past_ad = phase.nd;
+        while (first_ad < past_ad && nearest - first_ad * s.back_d >= s.in_d) first_ad++;
+        while (first_ad < past_ad && farthest - (past_ad - 1) * s.back_d < 0) past_ad--;
+    }
+    __device__ __forceinline__ int units() const { return (past_ad - first_ad) * phase.nh * phase.nw; }
+
+    /// The phase, and the first row.
+    __device__ __forceinline__ static int chosen(const Sizes &s, const Divisors &by, int rest, int *row0) {
+        if (s.by_work) {
+            const int phase = by.of_phase.divide(rest);
+            *row0 = (rest - phase * by.of_phase.by) * BM;
+            return phase;
+        }
+        // Phases differ in their work, so a block's turns through all of them.
+        const int row_tile = by.phases.divide(rest), phase = rest - row_tile * by.phases.by + by.turn.divide(row_tile);
+        *row0 = row_tile * BM;
+        return phase - by.phases.divide(phase) * by.phases.by;
+    }
+
+    /// The first voxel, in the order of NDHW, that rows of the tile reach by a tap along depth and the last ones along height and
+    /// width; any reach further on by those before these, at most as far as there are rows and taps more.
+    __device__ __forceinline__ int from(const Sizes &s, int ad) const {
+        const int cd = phase.cd - ad * s.back_d, ch = phase.ch - (phase.nh - 1) * s.back_h, cw = phase.cw - (phase.nw - 1) * s.back_w;
+        // The first ones that any position reaches along each axis: a row past an edge is followed by one of the next line there.
+        const int first_d = max(cd, 0), first_h = max(ch, 0), first_w = max(cw, 0);
+        int n = at.n, id = at.d + cd, ih = at.h + ch, iw = at.w + cw;
+        if (iw >= s.in_w) ih++, iw = first_w;
+        if (ih >= s.in_h) id++, ih = first_h, iw = first_w;
+        if (id >= s.in_d)
+            n++, id = first_d, ih = first_h, iw = first_w;
+        else if (id < 0)
+            id = 0, ih = first_h, iw = first_w;
+        else if (ih < 0)
+            ih = 0, iw = first_w;
+        iw = max(iw, 0);
+        return min(((n * s.in_d + id) * s.in_h + ih) * s.in_w + iw, s.voxels);
+    }
+};
+
+/// A unit of work: a tile, or a part of it, one of so many.
+struct Unit {
+    int tile, part, parts;
+
+#ifdef SPLIT
+    __device__ __forceinline__ static int parts_of(const Phase &phase, int taps_of_part, int chunks) {
+        return max(min((phase.taps() + taps_of_part - 1) / taps_of_part, phase.nd * chunks), 1);
+    }
+    /// That of an index, of `of_phase` tiles of each phase.
+    __device__ __forceinline__ Unit(const Phase *phases, int of_phase, int taps_of_part, int chunks, int index) : tile(0) {
+        while ((parts = parts_of(*phases, taps_of_part, chunks)) * of_phase <= index) {
+            index -= parts * of_phase;
+            tile += of_phase;
+            phases++;
+        }
+        const int own = index / parts;
+        tile += own;
+        part = index - own * parts;
+    }
+#else
+    __device__ __forceinline__ Unit(const Phase *, int, int, int, int index) : tile(index) {}
+#endif
+};
+
+/// Its stages: a tap along depth and a chunk each, in this order.
+struct Stages {
+    int first_ad, past_ad, first_chunk, past_chunk, units;
+
+#ifdef SPLIT
+    template <typename Of> __device__ __forceinline__ Stages(const Tile<Of> &t, const Unit &unit, int chunks) {
+        const int all = (t.past_ad - t.first_ad) * chunks, first = unit.part * all / unit.parts, past = (unit.part + 1) * all / unit.parts;
+        const int first_plane = first / chunks, past_plane = (past + chunks - 1) / chunks;
+        first_ad = t.first_ad + first_plane, past_ad = first < past ? t.first_ad + past_plane : first_ad;
+        first_chunk = first - first_plane * chunks, past_chunk = past - (past_plane - 1) * chunks;
+        units = (past - first) * t.phase.nh * t.phase.nw;
+    }
+    __device__ __forceinline__ int first(int ad) const { return ad == first_ad ? first_chunk : 0; }
+    __device__ __forceinline__ int past(int ad, int chunks) const { return ad == past_ad - 1 ? past_chunk : chunks; }
+#else
+    template <typename Of> __device__ __forceinline__ Stages(const Tile<Of> &t, const Unit &, int chunks)
+        : first_ad(t.first_ad), past_ad(t.past_ad), first_chunk(0), past_chunk(chunks), units(t.units() * chunks) {}
+    __device__ __forceinline__ int first(int) const { return 0; }
+    __device__ __forceinline__ int past(int, int chunks) const { return chunks; }
+#endif
+};
+
+/// The turn of a block's unit among all: by work, turns go to and fro.
+__device__ __forceinline__ int tile_of(int round, int by_work) {
+    return round * grid_blocks() + (by_work && round & 1 ? grid_blocks() - 1 - blockIdx.x : blockIdx.x);
+}
