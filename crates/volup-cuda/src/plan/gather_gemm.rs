@@ -58,7 +58,7 @@ const ELEMENT: [f64; 2] = [0.16e-9, 0.2e-9];
 const COUNTED: [f64; 2] = [0.04e-9, 0.06e-9];
 /// What a part of a tile costs beside its products, in seconds, and bytes a second of all parts' sums, both ways; the part of the
 /// second-level cache that these may take.
-const PART: f64 = 4e-6;
+const PART: f64 = 3e-6;
 const PARTIALS: f64 = 3e12;
 const PARTIALS_CACHED: usize = 4;
 /// The most parts of a tile.
