@@ -59,8 +59,8 @@ def freeze(model: torch.nn.Module | Tensor) -> None:
 
     Kernels for Hopper that multiply packed weights then find them packed: by the first call that is
     not captured in a CUDA graph, into as much memory again as they take, or twice that in "ieee"
-    precision. Results are the same to the bit. Deep layers with few voxels gain most; elsewhere, on
-    the CPU, under autocast and in compiled code nothing changes.
+    precision. Results are the same to the bit. Deep layers with few voxels gain most. Elsewhere, on
+    the CPU and under autocast, nothing changes; nor may it in compiled code.
 
     A weight that is changed is packed anew where PyTorch counts the change: by an optimizer's step
     or ``load_state_dict``, but not through ``.data``. Graphs that were captured meanwhile keep the
