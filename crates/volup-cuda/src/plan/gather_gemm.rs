@@ -4,10 +4,10 @@
 use super::epilogue_statistics::Rows;
 use super::norm::Way;
 use super::norm_behind;
-use super::pack::{self, Operand};
+use super::pack::Operand;
 use super::panels::{
-    InputPanels, MOST_STAGES, PACK_ROUNDS, PACKED_TOGETHER, WeightPanels, may_pack_along, packer_bytes,
-    packs, table_bytes, tile_rows,
+    InputPanels, MOST_PARTS, MOST_STAGES, PACK_ROUNDS, PACKED_TOGETHER, PART, WeightPanels, may_pack_along,
+    most_parts, packer_bytes, packs, partial_seconds, partials, table_bytes, tile_rows,
 };
 use super::phases::{Lattice, PhaseAxis, taps_of_residues};
 use super::{
@@ -56,13 +56,6 @@ const VECTORS: [[f64; 2]; 2] = [[0.02e-9, 0.0115e-9], [0.016e-9, 0.051e-9]];
 const ELEMENT: [f64; 2] = [0.16e-9, 0.2e-9];
 /// What statistics of one of its elements take, in seconds: of 16 bits, of 32.
 const COUNTED: [f64; 2] = [0.04e-9, 0.06e-9];
-/// What a part of a tile costs beside its products, in seconds, and bytes a second of all parts' sums, both ways; the part of the
-/// second-level cache that these may take.
-const PART: f64 = 3e-6;
-const PARTIALS: f64 = 3e12;
-const PARTIALS_CACHED: usize = 4;
-/// The most parts of a tile.
-const MOST_PARTS: usize = 16;
 /// The share of a round of tiles that is lost at the end, where there are many.
 const LAST_ROUND: f64 = 0.48;
 
@@ -325,13 +318,9 @@ impl<'a> GatherGemm<'a> {
         let by_work = splits || phases > 1 && tiles <= FEW * device;
         let whole: Vec<_> = of_phases.iter().map(|phase| (phase.clocks + tile, of_phase)).collect();
         let (busy, split, launched) = if splits {
-            let most = context.device.l2_bytes / PARTIALS_CACHED / (bm * n * lines * 4);
-            let (busy, split) = best_split(&of_phases, of_phase, tile, most, device)?;
-            (
-                busy + CLOCK * (2 * split.parted * bm * n * lines * 4) as f64 / PARTIALS,
-                Some(split),
-                split.units.min(device),
-            )
+            let (busy, split) = best_split(&of_phases, of_phase, tile, most_parts(context, kernel), device)?;
+            let busy = busy + CLOCK * partial_seconds(kernel, split.parted);
+            (busy, Some(split), split.units.min(device))
         } else if by_work {
             (longest(&whole, tiles.min(device)), None, tiles.min(device))
         } else {
@@ -423,14 +412,8 @@ impl<'a> GatherGemm<'a> {
         let (parts, statistics) = self.of_samples.tell(context, self.way, words, workspace)?;
         let mut more = Vec::new();
         if let Some(split) = self.split {
-            let bytes =
-                split.parted * tile_rows(self.kernel) * size(self.kernel, "BN") * size(self.kernel, "RH") * 4;
-            let partials = workspace.take(bytes);
             push(&mut more, [split.taps])?;
-            more.extend(
-                [partials, control + 4 * pack::CONTROL_WORDS as u64]
-                    .map(|at| Argument::Pointer(Buffer::Workspace, at)),
-            );
+            more.extend(partials(self.kernel, split.parted, control, workspace));
         }
         more.extend(statistics);
         steps.push(self.multiply(context, [at, weight, scale, control], &input, more)?);

@@ -9,8 +9,8 @@ use super::norm::Way;
 use super::norm_behind;
 use super::pack::Operand;
 use super::panels::{
-    InputPanels, MOST_STAGES, PACK_ROUNDS, PACKED_TOGETHER, may_pack_along, packer_bytes, packs, table_bytes,
-    tile_rows,
+    InputPanels, MOST_PARTS, MOST_STAGES, PACK_ROUNDS, PACKED_TOGETHER, PART, may_pack_along, most_parts,
+    packer_bytes, packs, partial_seconds, table_bytes, tile_rows,
 };
 use super::phases::{Lattice, PhaseAxis};
 use super::{Context, RESERVED, SHARED, size, strides};
@@ -118,6 +118,8 @@ pub(super) struct Halo<'a> {
     resident: bool,
     /// Tiles of phases with most taps first.
     by_work: bool,
+    /// Parts of each tile, and all that there are, where tiles are done in parts.
+    split: Option<[usize; 2]>,
     stage_rows: usize,
     a_stages: usize,
     b_stages: usize,
@@ -148,6 +150,9 @@ impl fmt::Display for Halo<'_> {
         write!(f, "batches of {}", self.batch)?;
         f.write_str(if self.short.is_some() { ", taps that are there" } else { "" })?;
         f.write_str(if self.fold.is_some() { ", taps as columns" } else { "" })?;
+        if let Some([parts, _]) = self.split {
+            write!(f, ", tiles in {parts} parts")?;
+        }
         write!(f, "{}{}", if self.along { ", packs along" } else { "" }, self.way)?;
         norm_behind::describe(f, self.behind)
     }
@@ -255,6 +260,10 @@ impl<'a> Halo<'a> {
             return None;
         }
         let Choice { slices, block, whole_h, whole_w, resident } = choice;
+        let splits = kernel.param("SPLIT").is_some();
+        if splits && (resident || along || context.packed) {
+            return None;
+        }
         let geometry = &context.request.geometry;
         let conv = geometry.conv();
         let (bm, n, ctas) = (tile_rows(kernel), size(kernel, "BN"), size(kernel, "CTAS"));
@@ -443,7 +452,27 @@ impl<'a> Halo<'a> {
         let stage_clocks = if short.is_some() && chunk_panels == 2 { STAGE + ONE_STEP } else { STAGE };
         let waits = stages as f64 * stage_clocks * stages_there + turns as f64 * UNIT * parts as f64 * there;
         let waits = (row_tiles * all) as f64 * waits;
-        let compute = (instructions * clocks / EFFICIENCY + waits) / (device * CLOCK * full);
+        let alone = (instructions * clocks / EFFICIENCY + waits) / (device * CLOCK);
+        // Parts of tiles, as if these were so many more, each of a share of the chunks; where no number divides them one has more.
+        let mut split = None;
+        if splits {
+            let taps_of = [depth, height].map(PhaseAxis::taps_of_residues);
+            let most = most_parts(context, kernel).min(FEW * side_by_side as usize);
+            let few = |parts: &usize| batch == geometry.batch() && tiles * parts <= most;
+            let timed = |parts: usize| {
+                let share = busy_share(&taps_of, row_tiles * parts, all, side_by_side as usize, false);
+                let share = share * chunks as f64 / (chunks.div_ceil(parts) * parts) as f64;
+                let rounds = (tiles * parts) as f64 / side_by_side;
+                (alone / share + PART * rounds.ceil() + partial_seconds(kernel, tiles * parts), share, parts)
+            };
+            let best = (2..=MOST_PARTS.min(chunks)).filter(few).map(timed);
+            let (_, share, parts) = best.min_by(|one, other| one.0.total_cmp(&other.0))?;
+            (full, by_work, split) = (share, false, Some([parts, tiles * parts]));
+        }
+        let of_parts = split.map_or(0.0, |[_, parts]| {
+            PART * (parts as f64 / side_by_side).ceil() + partial_seconds(kernel, parts)
+        });
+        let compute = alone / full;
         let copied = (row_tiles * all) as f64 * (stages * stage) as f64 * stages_there;
         let weights = there
             * units as f64
@@ -473,7 +502,8 @@ impl<'a> Halo<'a> {
         let tile = TILE + element * (bm * outputs) as f64 + folded;
         let tile = repeated * tiles as f64 * tile / (device * full * if ctas == 1 { 1.0 } else { 1.3 });
         // Tiles of few channels write short runs of neighbours.
-        let busy = (busy + tile) * (1.0 + SLICE * (slices - 1) as f64 + CHUNK * (chunks - 1) as f64);
+        let busy =
+            of_parts + (busy + tile) * (1.0 + SLICE * (slices - 1) as f64 + CHUNK * (chunks - 1) as f64);
         // The rest of the output is written first, and then what of it is computed once more.
         let fill = if has_gaps(&lattices) { output + LAUNCH } else { 0.0 };
         // Interleaved lines of float32 that start anywhere: each sector is written in two parts.
@@ -520,6 +550,7 @@ impl<'a> Halo<'a> {
             unit_steps,
             resident,
             by_work,
+            split,
             stage_rows,
             a_stages,
             b_stages,

@@ -37,6 +37,14 @@ const PACKED_LAST: [f64; 2] = [0.62e12, 0.72e12];
 /// What waiting for the first rows takes, in seconds.
 const FIRST: f64 = 6e-6;
 
+/// What a part of a tile costs beside its products, in seconds, and bytes a second of all parts' sums, both ways; the part of the
+/// second-level cache that these may take.
+pub(super) const PART: f64 = 3e-6;
+const PARTIALS: f64 = 3e12;
+/// The most parts of a tile.
+pub(super) const MOST_PARTS: usize = 16;
+const PARTIALS_CACHED: usize = 4;
+
 /// Blocks a multiprocessor that may pack the input again.
 const AGAIN: usize = 3;
 
@@ -53,6 +61,32 @@ pub(super) fn packs(context: Context<'_>, operand: Operand, slices: usize, panel
 /// Rows of a product's tile: of each warpgroup so many times 64.
 pub(super) fn tile_rows(kernel: &Variant) -> usize {
     64 * size(kernel, "MI") * size(kernel, "WGS")
+}
+
+/// Bytes of the sums of a part of a tile.
+pub(super) fn part_bytes(kernel: &Variant) -> usize {
+    tile_rows(kernel) * size(kernel, "BN") * size(kernel, "RH") * 4
+}
+
+/// The most parts that there may be, of tiles that have several.
+pub(super) fn most_parts(context: Context<'_>, kernel: &Variant) -> usize {
+    context.device.l2_bytes / PARTIALS_CACHED / part_bytes(kernel)
+}
+
+/// The time that sums of so many parts take on their way to memory and from there.
+pub(super) fn partial_seconds(kernel: &Variant, parts: usize) -> f64 {
+    (2 * parts * part_bytes(kernel)) as f64 / PARTIALS
+}
+
+/// Takes memory for the sums of so many parts; what a product is told of them, with words of the control words that are its own.
+pub(super) fn partials(
+    kernel: &Variant,
+    parts: usize,
+    control: u64,
+    workspace: &mut Workspace,
+) -> [Argument; 2] {
+    let sums = workspace.take(parts * part_bytes(kernel));
+    [sums, control + 4 * pack::CONTROL_WORDS as u64].map(|at| Argument::Pointer(Buffer::Workspace, at))
 }
 
 /// Bytes of shared memory of its tables and staging areas.

@@ -78,6 +78,9 @@
 #include "mma.cuh"
 #include "pack_ahead.cuh"
 #include "register_operand.cuh"
+#ifdef SPLIT
+#include "split_sums.cuh"
+#endif
 #ifdef COUNTS
 #include "epilogue_statistics.cuh"
 #include "norm_behind.cuh"
@@ -459,37 +462,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
 #ifdef SPLIT
         // The same for all lanes, which the compiler has to know.
         if (__shfl_sync(0xffffffffu, unit.parts, 0) > 1) {
-            constexpr int VECTORS = RH * MI * REGISTERS / 4;
-            const int first_index = index - unit.part;
-            float4 *const first_part = (float4 *)partials + ((long long)first_index * WGS + warpgroup) * VECTORS * 128 + thread;
-            const auto part_at = [&](int part) { return first_part + (long long)part * WGS * VECTORS * 128; };
             const auto of_vector = [&](int k) -> float * { return sum[k / (MI * REGISTERS / 4)][k / (REGISTERS / 4) % MI] + k % (REGISTERS / 4) * 4; };
-            float4 *const own = part_at(unit.part);
-#pragma unroll
-            for (int k = 0; k < VECTORS; k++) __stcg(own + k * 128, make_float4(of_vector(k)[0], of_vector(k)[1], of_vector(k)[2], of_vector(k)[3]));
-            __threadfence();
-            asm volatile("bar.sync %0, 128;" ::"r"(warpgroup + 1) : "memory");
-            int *const before = (int *)(staged - thread / 32 * STAGING);
-            if (thread == 0) *before = (int)atomicAdd(arrived + first_index * WGS + warpgroup, 1);
-            asm volatile("bar.sync %0, 128;" ::"r"(warpgroup + 1) : "memory");
-            const int came_before = __shfl_sync(0xffffffffu, *before, 0);
-            asm volatile("bar.sync %0, 128;" ::"r"(warpgroup + 1) : "memory");
-            if (came_before != unit.parts - 1) continue;
-            __threadfence();
-#pragma unroll
-            for (int k = 0; k < VECTORS; k++) {
-                const float4 v = __ldcg(first_part + k * 128);
-                of_vector(k)[0] = v.x, of_vector(k)[1] = v.y, of_vector(k)[2] = v.z, of_vector(k)[3] = v.w;
-            }
-#pragma unroll 1
-            for (int part = 1; part < unit.parts; part++) {
-                const float4 *const other = part_at(part);
-#pragma unroll
-                for (int k = 0; k < VECTORS; k++) {
-                    const float4 v = __ldcg(other + k * 128);
-                    of_vector(k)[0] += v.x, of_vector(k)[1] += v.y, of_vector(k)[2] += v.z, of_vector(k)[3] += v.w;
-                }
-            }
+            int *const word = (int *)(staged - thread / 32 * STAGING);
+            if (!are_all_sums<RH * MI * REGISTERS / 4>(of_vector, partials, arrived, index, unit.part, unit.parts, word, warpgroup)) continue;
         }
 #endif
         // What is always so, but not for the compiler: without a branch it spills.

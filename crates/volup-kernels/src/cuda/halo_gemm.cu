@@ -93,7 +93,10 @@
 // 11. What `definition.cuh` asks for, before `unless`: with `guarded` control words are final when this starts, and where they say that
 //    packed operands do not do, nothing is stored of the products, and the definition is computed instead; else all of it is zero.
 // 12. Last, for two tf32: `unless` (null, or words after which the result of another kernel may stand; then nothing is done).
-// 13. With COUNTS, which is for KIND 2 and a block that is alone, and leaves the definition to another launch, the two last items of
+// 13. With SPLIT, without `resident`: `split` (parts that each tile is done in, ranges of its chunks that are units of work of their own, at
+//    most as many as chunks; the part that comes last ends the tile, `split_sums.cuh`), `partials` (float32, BM by BN for each part), `arrived`
+//    (zeros at first, WGS words for each part).
+// 14. With COUNTS, which is for KIND 2 and a block that is alone, and leaves the definition to another launch, the two last items of
 //    `gather_gemm`: statistics of y, where rows are one or two outputs of a channel, of two `channels_first`; and the group norm beside
 //    the product, where `by_work` is 0, by 2 or 3 of the producer's warps.
 
@@ -127,6 +130,19 @@ template <int COUNT> struct Count {
 /// rows, and there are registers for the sums. The assembler does not let other instructions add to a part of an instruction's sums.
 #define BOTH (KIND == 2 && BN <= (CTAS == 1 ? 48 : 32))
 
+/// Parts of a tile: ranges of its chunks, which are units of work of their own.
+#ifdef SPLIT
+#define SPLIT_IN split
+#define TILE_OF(index) ((index) / split)
+#define FIRST_CHUNK(index) ((index) % split * chunks / split)
+#define PAST_CHUNK(index) (((index) % split + 1) * chunks / split)
+#else
+#define SPLIT_IN 1
+#define TILE_OF(index) (index)
+#define FIRST_CHUNK(index) 0
+#define PAST_CHUNK(index) chunks
+#endif
+
 /// Whether the definition stands in this kernel, too: there is one that has no registers for it.
 #ifdef COUNTS
 #define WITHIN 0
@@ -151,6 +167,9 @@ template <int COUNT> struct Count {
 #include "halo_tiles.cuh"
 #include "launch.cuh"
 #include "pack_ahead.cuh"
+#ifdef SPLIT
+#include "split_sums.cuh"
+#endif
 #ifdef COUNTS
 #include "epilogue_statistics.cuh"
 #include "norm_behind.cuh"
@@ -206,6 +225,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
 #if KIND == 3
     , const unsigned *unless
 #endif
+#ifdef SPLIT
+    , int split, float *partials, unsigned *arrived
+#endif
 #ifdef COUNTS
     , float *parts, float *counts, int part_chunks, int part_phases, int out_channels, int joined, int relus,
     unsigned *norm_words, int norm_warps, float *merged, const Element *gamma, const Element *beta, int norm_groups, int y_voxels,
@@ -260,7 +282,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
     if (threadIdx.x == 96) finished[2 * WGS] = tiles;
     const auto tile_count = [&] { return *(const volatile int *)(finished + 2 * WGS); };
 #else
-    const auto tile_count = [&] { return tiles; };
+    const auto tile_count = [&] { return tiles * SPLIT_IN; };
 #endif
 
     if (threadIdx.x == 0) {
@@ -342,7 +364,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
         }
 #pragma unroll 1
         for (int tile = blockIdx.x; tile < tile_count(); tile += gridDim.x) {
-            const Tile t(s, *by, phases, tile);
+            const Tile t(s, *by, phases, TILE_OF(tile));
             const int slice = t.column_block / blocks;
 #if PACKS_AHEAD
             const int of_row0 = t.row0 + t.phase.rows, behind = (t.phase.nd - 1) * t.phase.back_d * ph * pw + (t.phase.nh - 1) * back_h;
@@ -352,7 +374,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
             for (int ad = 0; ad < t.phase.nd; ad++) {
                 if (t.skipped(ad)) continue;
 #pragma unroll 1
-                for (int chunk = 0; chunk < chunks; chunk++) {
+                for (int chunk = FIRST_CHUNK(tile); chunk < PAST_CHUNK(tile); chunk++) {
                     LACKING(chunk)
 #pragma unroll 1
                     for (int group = whole_h ? 0 : FIRST_H; group < (whole_h ? 1 : t.phase.nh); group++) {
@@ -423,7 +445,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
 #endif
 
     for (int tile = blockIdx.x; tile < tile_count(); tile += gridDim.x) {
-        const Tile own(s, *by, phases, tile);
+        const Tile own(s, *by, phases, TILE_OF(tile));
         float sum[MI][REGISTERS];
 #if KIND == 2
         float cross[MI][REGISTERS];
@@ -457,7 +479,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
             for (int ad = 0; ad < nd; ad++) {
                 if (own.skipped(ad)) continue;
 #pragma unroll 1
-                for (int chunk = 0; chunk < chunks; chunk++) {
+                for (int chunk = FIRST_CHUNK(tile), past = PAST_CHUNK(tile); chunk < past; chunk++) {
                     LACKING(chunk)
                     const int units_w = UNITS_OF(units_of_w), steps_w = STEPS_OF(steps_of_unit);
 #pragma unroll 1
@@ -624,6 +646,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
         }
 #if WITHIN
         if (!stored[warpgroup]) continue;
+#endif
+#ifdef SPLIT
+        const auto of_vector = [&](int k) -> float * { return sum[k / (REGISTERS / 4)] + k % (REGISTERS / 4) * 4; };
+        int *const word = (int *)(staged - thread / 32 * STAGING);
+        if (!are_all_sums<MI * REGISTERS / 4>(of_vector, partials, arrived, tile, tile % split, split, word, warpgroup)) continue;
 #endif
         // Scale, bias and straight activations in registers; what is not there costs nothing.
 #ifdef TAPS

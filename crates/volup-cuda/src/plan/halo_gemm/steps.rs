@@ -8,7 +8,7 @@ use crate::plan::classes::{Classes, Short};
 use crate::plan::norm::Way;
 use crate::plan::norm_behind;
 use crate::plan::pack::Operand;
-use crate::plan::panels::WeightPanels;
+use crate::plan::panels::{WeightPanels, partials};
 use crate::plan::phases::{Lattice, strides_of_lattices};
 use volup::{MemoryFormat, Result};
 
@@ -27,7 +27,12 @@ impl Halo<'_> {
         steps: &mut Vec<Step>,
     ) -> Result<()> {
         let request = context.request;
-        let more = if self.along { self.input(context, self.batch).words() } else { 0 };
+        let parted = self.split.map_or(0, |[_, parts]| parts);
+        let more = if self.along {
+            self.input(context, self.batch).words()
+        } else {
+            parted * size(self.kernel, "WGS")
+        };
         let (control, words) = norm_behind::control(context, more, self.behind, workspace, steps);
         let [weight, scale] = self.pack_weight(context, control, workspace, steps)?;
         if context.packed {
@@ -41,6 +46,12 @@ impl Halo<'_> {
         let in_sample = channels * self.axes.iter().map(|axis| axis.axis.input).product::<usize>();
         let out_sample = request.geometry.conv().out_channels() * request.geometry.output_voxels();
         let (parts, statistics) = self.of_samples.tell(context, self.way, words, workspace)?;
+        let mut more = Vec::new();
+        if let Some([of_tile, _]) = self.split {
+            push(&mut more, [of_tile])?;
+            more.extend(partials(self.kernel, parted, control, workspace));
+        }
+        more.extend(statistics);
         for start in (0..batch).step_by(self.batch) {
             let count = self.batch.min(batch - start);
             let at = |sample: usize| (start * sample * request.dtype.size()) as u64;
@@ -55,7 +66,7 @@ impl Halo<'_> {
             let operands = [input, weight, control, scale];
             let operands = operands.map(|at| Argument::Pointer(Buffer::Workspace, at));
             let part = (count, at(out_sample));
-            self.multiply(context, operands, control, part, statistics.clone(), steps)?;
+            self.multiply(context, operands, control, part, more.clone(), steps)?;
         }
         // Where the input or the weight holds what the fast path cannot compute with, the definition.
         if !self.knows_early(context) {
@@ -114,7 +125,7 @@ impl Halo<'_> {
         [input, weight, control, scale]: [Argument; 4],
         control_at: u64,
         (count, at): (usize, u64),
-        statistics: Vec<Argument>,
+        more: Vec<Argument>,
         steps: &mut Vec<Step>,
     ) -> Result<()> {
         let request = context.request;
@@ -158,6 +169,7 @@ impl Halo<'_> {
         let all = self.slices * self.blocks;
         let phases = depth.axis.stride * height.axis.stride;
         let tiles = rows.div_ceil(self.advance()) * phases * all;
+        let tiles = self.split.map_or(tiles, |[_, parts]| parts);
         let side_by_side = context.device.multiprocessors * size(self.kernel, "CTAS");
         // Each block keeps to its columns, or to pairs of phases.
         let multiple = if self.by_work {
@@ -176,7 +188,7 @@ impl Halo<'_> {
         let within = self.knows_early(context).then_some(control_at);
         arguments.extend(direct::within(context, within)?);
         arguments.extend(self.operand.unless());
-        arguments.extend(statistics);
+        arguments.extend(more);
         let (grid, shared) = ([blocks as u32, 1, 1], self.shared as u32);
         // Short ones gain by starting early. Long ones that write parts of sectors, which meet in the cache, were
         // seen to lose more than that.

@@ -74,8 +74,10 @@ pub fn extents(call: &Call<'_>) -> Vec<(&'static str, i64)> {
     found.push(("scale_w", product(&["slices", "blocks"]) * columns));
     found.extend(epilogue_statistics::extents(call));
     if call.has("taps_of_part") {
-        let sums = rows_of_tile(call) * call.size("BN") * call.size("RH");
-        found.extend([("partials", parted(call) * sums), ("arrived", parted(call) * call.size("WGS"))]);
+        found.extend([
+            ("partials", parted(call) * sums_of_tile(call)),
+            ("arrived", parted(call) * call.size("WGS")),
+        ]);
     }
     found
 }
@@ -248,10 +250,14 @@ fn parted(call: &Call<'_>) -> i64 {
     units(call).iter().filter(|unit| unit.parts > 1).count() as i64
 }
 
+/// Sums of a tile.
+pub fn sums_of_tile(call: &Call<'_>) -> i64 {
+    rows_of_tile(call) * call.size("BN") * call.variant.param("RH").unwrap_or(1)
+}
+
 /// Leaves a part's sums, and says whether it is the last one of its tile that does.
-fn is_last(call: &Call<'_>, machine: &mut Machine, index: i64, part: i64, parts: i64) -> bool {
-    let wgs = call.size("WGS");
-    let sums = rows_of_tile(call) * call.size("BN") * call.size("RH");
+pub fn is_last(call: &Call<'_>, machine: &mut Machine, index: i64, part: i64, parts: i64) -> bool {
+    let (wgs, sums) = (call.size("WGS"), sums_of_tile(call));
     machine.write(call.pointer("partials"), (index + 1) * sums - 1, 0.0);
     let mut came = Vec::new();
     for warpgroup in 0..wgs {

@@ -136,6 +136,30 @@ fn tiles_in_parts_compute_the_definition() {
     assert_eq!(found, of_parts.map(|kernel| kernel.name).collect());
 }
 
+/// The same of `halo_gemm`, by two fp16.
+#[test]
+fn halo_gemm_computes_tiles_in_parts() {
+    let device = with_multiprocessors(132);
+    let all = kernels(&device, None);
+    let all: Vec<&Variant> = all.iter().collect();
+    let mut found = 0;
+    for (turn, line) in PARTS.into_iter().enumerate() {
+        let case = Case::parse("parts", line, "tiles in parts").expect("a valid case");
+        let example = Example::new(&case, DType::F32, |_, _| {});
+        for format in FORMATS {
+            let request = example.request(Algorithm::HaloGemm, Precision::Ieee, [format; 2]);
+            let plans = Plan::candidates(&request, &device, &all, usize::MAX).expect("plans");
+            let plans = plans.iter().filter(|plan| plan.to_string().contains("tiles in "));
+            for plan in plans.skip(turn % 2).step_by(3) {
+                println!("{case}; {format}; {plan}");
+                example.is_right(plan, &request);
+                found += 1;
+            }
+        }
+    }
+    assert!(found >= 8, "{found}");
+}
+
 #[test]
 fn what_gather_gemm_is_not_for_is_left_to_others() {
     let device = with_multiprocessors(132);

@@ -5,6 +5,7 @@ use super::contracts::{
     through,
 };
 use super::epilogue_statistics::{self, Output, Place, counts, rows_of_sample};
+use super::gather::{is_last, sums_of_tile};
 use super::gradient::stands;
 use super::machine::{Call, Machine, Pointer};
 use super::norm_behind::{self, Written};
@@ -116,9 +117,24 @@ pub fn extents(call: &Call<'_>) -> Vec<(&'static str, i64)> {
             let b = parts(call) * columns * taps * e;
             let mut found = vec![("a", a * e), ("b", b), control, ("scale_w", scales), ("unless", 2)];
             found.extend(epilogue_statistics::extents(call));
+            if call.has("split") {
+                let parts = tiles(call) * call.int("split");
+                found.extend([
+                    ("partials", parts * sums_of_tile(call)),
+                    ("arrived", parts * call.size("WGS")),
+                ]);
+            }
             found
         }
     }
+}
+
+/// Tiles of a product.
+fn tiles(call: &Call<'_>) -> i64 {
+    let advance = if call.has("w_reach") { call.int("advance") } else { rows_of_tile(call) };
+    let [rows, d_stride, h_stride, slices, blocks] =
+        call.ints(["rows", "d_stride", "h_stride", "slices", "blocks"]);
+    (rows + advance - 1) / advance * d_stride * h_stride * slices * blocks
 }
 
 /// Taps along width that are columns of a tile, and the columns of one.
@@ -517,7 +533,13 @@ fn multiply(call: &Call<'_>, machine: &mut Machine) {
     let [advance, reach] = if call.has("w_reach") { call.ints(["advance", "w_reach"]) } else { [bm, 0] };
     let turn = (call.grid[0] / (all * phases)).max(1);
     let mut written = Vec::new();
-    for tile in 0..(rows + advance - 1) / advance * phases * all {
+    for tile in 0..tiles(call) {
+        if call.has("split") {
+            let split = call.int("split");
+            assert!((2..=chunks).contains(&split) && call.int("resident") == 0);
+            let ends = (0..split).filter(|part| is_last(call, machine, tile * split + part, *part, split));
+            assert_eq!(ends.count(), 1);
+        }
         let (column_block, row_tile) = (tile % all, tile / all / phases);
         let (phase, row0) = (phase_of(call, tile / all % phases, row_tile / turn), row_tile * advance);
         let residues = [phase / h_stride, phase % h_stride];

@@ -204,6 +204,7 @@ fn declared_in_cuda(variant: &Variant, source: &'static str) -> Signature {
         "halo_gemm" if variant.param("TAPS").is_some() => {
             vec!["KIND", "BN", "MI", "CTAS", "WGS", "TAPS", "W_STRIDE"]
         }
+        "halo_gemm" if variant.param("SPLIT").is_some() => vec!["KIND", "BN", "SPLIT", "MI", "CTAS", "WGS"],
         "halo_gemm" if counts => vec!["KIND", "COUNTS", "BN", "MI", "CTAS", "WGS"],
         "halo_gemm" => vec!["KIND", "BN", "MI", "CTAS", "WGS"],
         "halo_sweep" => vec!["KIND", "BN", "PLANES", "MI", "CTAS", "WGS"],

@@ -137,4 +137,12 @@ fn tiles_in_parts() {
             assert!(engine.said.get() >= PARTS.len(), "{} plans", engine.said.get());
         });
     }
+    engine(132, Precision::Ieee, Some(Algorithm::HaloGemm), |engine| {
+        let engine = saying(engine, "tiles in ");
+        for (seed, line) in PARTS.into_iter().enumerate() {
+            let case = Case::parse("parts", line, "few tiles").expect("a valid case");
+            right(&engine, &case, DType::F32, Fill::ALL[seed % 2], seed as u64);
+        }
+        assert!(engine.said.get() >= 3, "{} plans", engine.said.get());
+    });
 }
