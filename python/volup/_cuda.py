@@ -56,7 +56,17 @@ class Plan:
         weight: Which of the given tensors is the weight, if it is read where it lies.
     """
 
-    __slots__ = ("copied", "device", "index", "launch", "slots", "weight", "workspace", "writes")
+    __slots__ = (
+        "_packing",
+        "copied",
+        "device",
+        "index",
+        "launch",
+        "slots",
+        "weight",
+        "workspace",
+        "writes",
+    )
 
     def __init__(
         self,
@@ -98,6 +108,17 @@ class Plan:
         self.device = device
         self.index = device.index
         self.workspace = 0 if launch is None else launch.workspace_bytes
+        self._packing: list[tuple[str, int] | None] = []
+
+    @property
+    def packing(self) -> tuple[str, int] | None:
+        """How the weight is packed, and into how many bytes; None if it is not.
+
+        It is asked for once, as it takes as long as a small call.
+        """
+        if not self._packing:
+            self._packing.append(None if self.launch is None else self.launch.packing)
+        return self._packing[0]
 
     def run(self, tensors: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Launches the kernels on the device's current stream, and waits for nothing.
@@ -133,7 +154,7 @@ class Plan:
         if frozen.weights and self.weight is not None:
             weight: Any = tensors[self.weight]
             forms = frozen.weights.get(weight)
-            packed = None if forms is None else forms.get(weight, self.launch, stream)
+            packed = None if forms is None else forms.get(weight, self.launch, self.packing, stream)
             if packed is not None:
                 passed.append(packed)
                 slots = bytes([*slots[:-1], _PACKED, _WORKSPACE])

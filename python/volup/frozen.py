@@ -23,11 +23,17 @@ class Forms:
         # With the stream that it was packed on.
         self.packed: dict[str, tuple[Tensor, int]] = {}
 
-    def get(self, weight: Tensor, launch: _native.CudaPass, stream: int) -> Tensor | None:
-        """The weight as a pass takes it; None for one that packs nothing, or may not now."""
-        if launch.packing is None:
+    def get(
+        self,
+        weight: Tensor,
+        launch: _native.CudaPass,
+        packing: tuple[str, int] | None,
+        stream: int,
+    ) -> Tensor | None:
+        """The weight as a pass of a way of packing takes it; None if it may not be packed now."""
+        if packing is None:
             return None
-        way, size = launch.packing
+        way, size = packing
         captures = torch.cuda.is_current_stream_capturing()
         now = weight.data_ptr(), 0 if weight.is_inference() else weight._version
         with self.lock:
