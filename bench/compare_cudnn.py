@@ -235,8 +235,11 @@ def measure(
     def run_volup(x: Tensor) -> Tensor:
         return block.run_volup(x, asked)
 
-    frozen = torch.nn.Parameter(block.weight.clone(), requires_grad=False)
-    volup.freeze(frozen)
+    # Made only if it is timed: with no weight frozen, a call looks none up.
+    frozen = None
+    if args.freeze:
+        frozen = torch.nn.Parameter(block.weight.clone(), requires_grad=False)
+        volup.freeze(frozen)
 
     def run_frozen(x: Tensor) -> Tensor:
         return block.run_volup(x, asked, weight=frozen)

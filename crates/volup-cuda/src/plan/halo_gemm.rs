@@ -455,6 +455,8 @@ impl<'a> Halo<'a> {
         let alone = (instructions * clocks / EFFICIENCY + waits) / (device * CLOCK);
         // Parts of tiles, as if these were so many more, each of a share of the chunks; where no number divides them one has more.
         let mut split = None;
+        let partials =
+            |parts: usize| PART * (parts as f64 / side_by_side).ceil() + partial_seconds(kernel, parts);
         if splits {
             let taps_of = [depth, height].map(PhaseAxis::taps_of_residues);
             let most = most_parts(context, kernel).min(FEW * side_by_side as usize);
@@ -462,16 +464,13 @@ impl<'a> Halo<'a> {
             let timed = |parts: usize| {
                 let share = busy_share(&taps_of, row_tiles * parts, all, side_by_side as usize, false);
                 let share = share * chunks as f64 / (chunks.div_ceil(parts) * parts) as f64;
-                let rounds = (tiles * parts) as f64 / side_by_side;
-                (alone / share + PART * rounds.ceil() + partial_seconds(kernel, tiles * parts), share, parts)
+                (alone / share + partials(tiles * parts), share, parts)
             };
             let best = (2..=MOST_PARTS.min(chunks)).filter(few).map(timed);
             let (_, share, parts) = best.min_by(|one, other| one.0.total_cmp(&other.0))?;
             (full, by_work, split) = (share, false, Some([parts, tiles * parts]));
         }
-        let of_parts = split.map_or(0.0, |[_, parts]| {
-            PART * (parts as f64 / side_by_side).ceil() + partial_seconds(kernel, parts)
-        });
+        let of_parts = split.map_or(0.0, |[_, parts]| partials(parts));
         let compute = alone / full;
         let copied = (row_tiles * all) as f64 * (stages * stage) as f64 * stages_there;
         let weights = there
