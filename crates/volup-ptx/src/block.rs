@@ -1,4 +1,4 @@
-//! A block: its shared memory, its barriers, what happens beside its warps, and whose turn it is.
+//! A cluster of blocks, mostly one: shared memory, barriers, what happens beside warps, and whose turn it is.
 
 use crate::instruction::{Module, Vote};
 use crate::memory::Memory;
@@ -38,7 +38,7 @@ struct Meeting {
     result: [u32; 2],
 }
 
-/// What happens at some time.
+/// What happens at some time. Addresses of shared memory are those that all blocks of the cluster know it by.
 pub(crate) enum Event {
     /// A bulk copy to shared memory, and the barrier that counts its bytes.
     Bulk { to: u32, from: u64, bytes: usize, barrier: u32 },
@@ -46,7 +46,7 @@ pub(crate) enum Event {
     Arrive { copies: Vec<CopyAsync>, barrier: u32 },
 }
 
-/// A copy of a thread to shared memory: so many bytes, of which the first are read.
+/// A copy of a thread to shared memory, by the address that all blocks of the cluster know: so many bytes, of which the first are read.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CopyAsync {
     pub to: u32,
@@ -56,24 +56,41 @@ pub(crate) struct CopyAsync {
     pub thread: u32,
 }
 
-/// What a block's warps share.
+/// What the warps of a cluster's blocks share.
 pub(crate) struct World<'a> {
     pub memory: &'a mut Memory,
     pub launch: &'a Launch,
     pub module: &'a Module,
-    pub block: [u32; 3],
+    /// Whose warp has its turn.
+    pub rank: u32,
     pub events: Vec<Event>,
+    /// The cluster's first block.
+    first: [u32; 3],
+    /// Of all blocks, one after the other, as what follows.
     shared: &'a mut [u8],
     /// Of each byte of shared memory the thread that wrote it as threads do, and when; 0 if none did.
     stamps: &'a mut [(u32, u64)],
     /// When each thread last let copies and matrix instructions see what it wrote, or had seen.
     fences: Vec<u64>,
     clock: u64,
+    /// By the address that all blocks know.
     phases: HashMap<u32, Phases>,
-    meetings: [Meeting; 16],
-    live_warps: u32,
+    blocks: Vec<Block>,
+    /// Threads at the cluster's barrier, and how often that has ended.
+    arrived: u32,
+    generation: u64,
     random: u64,
 }
+
+/// What a block's warps share.
+#[derive(Clone, Copy)]
+struct Block {
+    meetings: [Meeting; 16],
+    live_warps: u32,
+}
+
+/// The bit from which on an address says whose shared memory it is in: zero for one's own, else one more than the rank.
+const RANK: u32 = 24;
 
 /// Bytes that shared memory is of when a block starts: numbers that are none, and tiny ones.
 const LEFT_BEHIND: [u8; 2] = [0xff, 0x01];
@@ -86,23 +103,24 @@ pub(crate) struct Room {
 }
 
 impl Room {
-    /// For blocks of a launch.
+    /// For clusters of a launch.
     pub fn new(module: &Module, launch: &Launch) -> Room {
-        let bytes = (module.dynamic_at - SHARED_BASE + launch.shared) as usize;
+        let bytes = (module.dynamic_at - SHARED_BASE + launch.shared) as usize * module.cluster as usize;
         let warps = launch.threads / LANES as u32;
+        let of_cluster = (0..module.cluster).flat_map(|rank| (0..warps).map(move |index| (rank, index)));
         Room {
             shared: vec![0; bytes],
             stamps: vec![(0, 0); bytes],
-            warps: (0..warps).map(|index| Warp::new(index, module.registers)).collect(),
+            warps: of_cluster.map(|(rank, index)| Warp::new(rank, index, module.registers)).collect(),
         }
     }
 }
 
-/// Runs one block to its end.
+/// Runs the blocks of one cluster, of which this is the first, to their end.
 pub(crate) fn run(
     module: &Module,
     launch: &Launch,
-    block: [u32; 3],
+    first: [u32; 3],
     memory: &mut Memory,
     room: &mut Room,
 ) -> Result<()> {
@@ -110,25 +128,28 @@ pub(crate) fn run(
     stamps.fill((0, 0));
     all.iter_mut().for_each(Warp::begin);
     let seed = (launch.seed ^ 0x9e37_79b9_7f4a_7c15).wrapping_mul(0xd134_2543_de82_ef95);
-    let number = block[0] + launch.grid[0] * (block[1] + launch.grid[1] * block[2]);
+    let number = first[0] + launch.grid[0] * (first[1] + launch.grid[1] * first[2]);
+    let block = Block { meetings: [Meeting::default(); 16], live_warps: launch.threads / LANES as u32 };
     let mut world = World {
         memory,
         launch,
         module,
-        block,
+        rank: 0,
         events: Vec::new(),
+        first,
         shared,
         stamps,
-        fences: vec![0; launch.threads as usize],
+        fences: vec![0; all.len() * LANES],
         clock: 1,
         phases: HashMap::new(),
-        meetings: [Meeting::default(); 16],
-        live_warps: all.len() as u32,
+        blocks: vec![block; module.cluster as usize],
+        arrived: 0,
+        generation: 0,
         random: seed ^ u64::from(number).wrapping_mul(0xa076_1d64_78bd_642f) | 1,
     };
     let found = LEFT_BEHIND[world.below(LEFT_BEHIND.len())];
     world.shared.fill(found);
-    let place = |fault: Fault| Fault::new(format!("{}, block {block:?}: {fault}", module.name));
+    let place = |fault: Fault| Fault::new(format!("{}, block {first:?}: {fault}", module.name));
     // Warps that could do nothing since something last happened.
     let mut stuck = vec![false; all.len()];
     loop {
@@ -141,6 +162,7 @@ pub(crate) fn run(
         let happened = match ready.get(choice) {
             Some(&at) => {
                 let turn = 1 + world.below(TURN as usize) as u64;
+                world.rank = all[at].rank;
                 let ran = all[at].run(&mut world, turn).map_err(place)?;
                 if all[at].is_done() {
                     world.leave();
@@ -180,22 +202,47 @@ impl World<'_> {
         ((self.random >> 11) % count as u64) as usize
     }
 
+    /// The block whose warp has its turn.
+    pub fn block(&self) -> [u32; 3] {
+        let [x, y, z] = self.first;
+        [x + self.rank, y, z]
+    }
+
     /// The block's number.
     pub fn number(&self) -> u32 {
-        let [x, y, z] = self.block;
+        let [x, y, z] = self.block();
         x + self.launch.grid[0] * (y + self.launch.grid[1] * z)
     }
 
+    /// The address that all blocks of the cluster know what the block has at one of its own by.
+    pub fn known(&self, address: u32) -> u32 {
+        if address >> RANK == 0 { (self.rank + 1) << RANK | address } else { address }
+    }
+
+    /// What another block of the cluster has at an address of one's own.
+    pub fn mapped(&self, address: u32, rank: u32) -> Result<u32> {
+        if rank as usize >= self.blocks.len() {
+            return Err(Fault::new(format!("block {rank} of {} of the cluster", self.blocks.len())));
+        }
+        Ok((rank + 1) << RANK | address & ((1 << RANK) - 1))
+    }
+
     fn place(&self, address: u32, bytes: usize, align: usize) -> Result<usize> {
-        let at = (address as usize).wrapping_sub(SHARED_BASE as usize);
-        if at.checked_add(bytes).is_none_or(|end| end > self.shared.len()) {
-            let size = self.shared.len();
+        let known = self.known(address);
+        let rank = (known >> RANK) - 1;
+        let address = known & ((1 << RANK) - 1);
+        let (at, size) =
+            ((address as usize).wrapping_sub(SHARED_BASE as usize), self.shared.len() / self.blocks.len());
+        if at.checked_add(bytes).is_none_or(|end| end > size) {
             return Err(Fault::new(format!("byte {} of shared memory, of {size}", at as isize)));
         }
         if !(address as usize).is_multiple_of(align) {
             return Err(Fault::new(format!("byte {at} of shared memory is not aligned to {align}")));
         }
-        Ok(at)
+        if rank != self.rank && (self.generation == 0 || self.blocks[rank as usize].live_warps == 0) {
+            return Err(Fault::new(format!("block {rank} of the cluster may not have begun, or has ended")));
+        }
+        Ok(rank as usize * size + at)
     }
 
     /// Bytes of shared memory.
@@ -240,6 +287,7 @@ impl World<'_> {
     pub fn happen(&mut self, event: Event) -> Result<()> {
         match event {
             Event::Bulk { to, from, bytes, barrier } => {
+                self.rank = (to >> RANK) - 1;
                 let copied = self.memory.bytes_or_ones(from, bytes)?.to_vec();
                 self.memory.counters.bytes_copied += bytes as u64;
                 let at = self.place(to, bytes, 16)?;
@@ -248,6 +296,7 @@ impl World<'_> {
                 self.change(barrier, |phases| phases.bytes -= bytes as i64)
             }
             Event::Arrive { copies, barrier } => {
+                self.rank = (barrier >> RANK) - 1;
                 copies.into_iter().try_for_each(|copy| self.copy(copy))?;
                 self.change(barrier, |phases| phases.pending -= 1)
             }
@@ -271,12 +320,13 @@ impl World<'_> {
     /// Starts a barrier of copies.
     pub fn begin(&mut self, address: u32, count: i64) -> Result<()> {
         self.place(address, 8, 8)?;
-        self.phases.insert(address, Phases { count, pending: count, bytes: 0, phase: 0 });
+        self.phases.insert(self.known(address), Phases { count, pending: count, bytes: 0, phase: 0 });
         Ok(())
     }
 
     fn change(&mut self, address: u32, what: impl Fn(&mut Phases)) -> Result<()> {
-        let Some(phases) = self.phases.get_mut(&address) else {
+        self.place(address, 8, 8)?;
+        let Some(phases) = self.phases.get_mut(&self.known(address)) else {
             return Err(Fault::new(format!("no barrier at {address}")));
         };
         what(phases);
@@ -299,7 +349,7 @@ impl World<'_> {
 
     /// Whether the phase of a parity is over.
     pub fn is_over(&self, address: u32, parity: u64) -> Result<bool> {
-        match self.phases.get(&address) {
+        match self.phases.get(&self.known(address)) {
             Some(phases) => Ok(phases.phase & 1 != parity & 1),
             None => Err(Fault::new(format!("no barrier at {address}"))),
         }
@@ -307,8 +357,9 @@ impl World<'_> {
 
     /// A warp comes to a barrier of warps; the generation that it waits for the end of.
     pub fn meet(&mut self, id: usize, threads: Option<u32>, votes: [u32; 2]) -> Result<u64> {
-        let live = self.live_warps * LANES as u32;
-        let Some(meeting) = self.meetings.get_mut(id) else {
+        let block = &mut self.blocks[self.rank as usize];
+        let live = block.live_warps * LANES as u32;
+        let Some(meeting) = block.meetings.get_mut(id) else {
             return Err(Fault::new(format!("there is no barrier {id}")));
         };
         meeting.arrived += LANES as u32;
@@ -328,18 +379,41 @@ impl World<'_> {
 
     /// The votes of a generation that has ended.
     pub fn met(&self, id: usize, generation: u64) -> Option<[u32; 2]> {
-        (self.meetings[id].generation > generation).then_some(self.meetings[id].result)
+        let meeting = self.blocks[self.rank as usize].meetings[id];
+        (meeting.generation > generation).then_some(meeting.result)
+    }
+
+    /// A warp comes to the cluster's barrier; the generation that it waits for the end of.
+    pub fn meet_cluster(&mut self) -> u64 {
+        let generation = self.generation;
+        self.arrived += LANES as u32;
+        self.end_cluster();
+        generation
+    }
+
+    /// Whether a generation of the cluster's barrier has ended.
+    pub fn met_cluster(&self, generation: u64) -> bool {
+        self.generation > generation
+    }
+
+    fn end_cluster(&mut self) {
+        let live: u32 = self.blocks.iter().map(|block| block.live_warps * LANES as u32).sum();
+        if self.arrived > 0 && self.arrived == live {
+            (self.arrived, self.generation) = (0, self.generation + 1);
+        }
     }
 
     /// A warp has ended: others do not wait for it.
     fn leave(&mut self) {
-        self.live_warps -= 1;
-        let live = self.live_warps * LANES as u32;
-        for meeting in self.meetings.iter_mut().filter(|meeting| meeting.all && meeting.arrived > 0) {
+        let block = &mut self.blocks[self.rank as usize];
+        block.live_warps -= 1;
+        let live = block.live_warps * LANES as u32;
+        for meeting in block.meetings.iter_mut().filter(|meeting| meeting.all && meeting.arrived > 0) {
             if meeting.arrived == live {
                 meeting.end();
             }
         }
+        self.end_cluster();
     }
 }
 

@@ -11,6 +11,8 @@ pub struct Module {
     pub(crate) registers: u32,
     /// Where the shared memory starts that the launch adds.
     pub(crate) dynamic_at: u32,
+    /// Blocks of a cluster, neighbours along the first axis.
+    pub(crate) cluster: u32,
     pub(crate) code: Vec<Instruction>,
 }
 
@@ -45,12 +47,16 @@ pub(crate) enum Special {
     Block(usize),
     Blocks(usize),
     Lane,
+    /// The block's number in its cluster.
+    Rank,
 }
 
 impl Special {
     pub fn parse(text: &str) -> Option<Special> {
-        if text == "%laneid" {
-            return Some(Special::Lane);
+        match text {
+            "%laneid" => return Some(Special::Lane),
+            "%cluster_ctarank" => return Some(Special::Rank),
+            _ => {}
         }
         let (name, axis) = text.rsplit_once('.')?;
         let axis = ["x", "y", "z"].iter().position(|&known| known == axis)?;
@@ -396,6 +402,14 @@ pub(crate) enum Op {
         at: Address,
     },
     ProxyFence,
+    /// The address in another block's shared memory.
+    MapShared {
+        to: Register,
+        from: Operand,
+        rank: Operand,
+    },
+    ClusterArrive,
+    ClusterWait,
     LoadMatrix {
         to: Vec<Register>,
         from: Address,

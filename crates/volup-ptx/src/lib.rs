@@ -1,8 +1,8 @@
 //! Runs PTX on the CPU: the kernels that `volup-cuda` launches on a GPU, in tests without one.
 //!
 //! Of PTX what `nvcc` makes of volup's kernels, for one architecture, Hopper; what else there is, the reader
-//! names and refuses. It is not a simulator of time: blocks run one after the other, a block's warps in turns of
-//! random length, and what the GPU does beside them, copies and barriers of copies, happens as late as it may,
+//! names and refuses. It is not a simulator of time: blocks, or clusters of them, run one after the other, their warps in
+//! turns of random length, and what the GPU does beside them, copies and barriers of copies, happens as late as it may,
 //! or at a random moment. So a result that depends on who comes first differs from one seed to the next, or is
 //! wrong for all.
 //!
@@ -91,7 +91,10 @@ impl Module {
         memory.next_launch();
         let [x, y, z] = launch.grid;
         let mut room = block::Room::new(self, launch);
-        for block in 0..x * y * z {
+        if !x.is_multiple_of(self.cluster) {
+            return Err(Fault::new(format!("{}: {x} blocks, in clusters of {}", self.name, self.cluster)));
+        }
+        for block in (0..x * y * z).step_by(self.cluster as usize) {
             block::run(self, launch, [block % x, block / x % y, block / x / y], memory, &mut room)?;
         }
         Ok(())

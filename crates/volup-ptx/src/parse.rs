@@ -34,6 +34,7 @@ struct Parser<'a> {
     /// Of the shared memory that the launch adds: its name and alignment.
     dynamic: Option<(String, u32)>,
     params: HashMap<String, u32>,
+    cluster: u32,
     code: Vec<Instruction>,
     /// Instructions that jump: where to, by name, and the scopes then open.
     jumps: Vec<(usize, String, Vec<usize>)>,
@@ -52,6 +53,7 @@ pub(crate) fn module(text: &str) -> Result<Module> {
         shared_bytes: 0,
         dynamic: None,
         params: HashMap::new(),
+        cluster: 1,
         code: Vec::new(),
         jumps: Vec::new(),
     };
@@ -105,6 +107,13 @@ impl<'a> Parser<'a> {
             bytes += size;
         }
         let Some(brace) = rest[close..].find('{') else { return self.fail("no body") };
+        // Blocks of a cluster along each axis.
+        let directives = rest[close + 1..close + brace].lines().map(str::trim);
+        for blocks in directives.filter_map(|line| line.strip_prefix(".reqnctapercluster")) {
+            let blocks: Vec<_> = blocks.split(',').map(|count| count.trim().parse::<u32>()).collect();
+            let [Ok(cluster), Ok(1), Ok(1)] = blocks[..] else { return self.fail("the cluster's blocks") };
+            self.cluster = cluster;
+        }
         self.skip_to(self.at + close + brace + 1);
         Ok((name, bytes))
     }
@@ -287,7 +296,12 @@ impl<'a> Parser<'a> {
         };
         let ty = || self.of_type(last);
         let space = || {
-            let spaces = [("param", Space::Param), ("shared", Space::Shared), ("global", Space::Global)];
+            let spaces = [
+                ("param", Space::Param),
+                ("shared", Space::Shared),
+                ("shared::cluster", Space::Shared),
+                ("global", Space::Global),
+            ];
             spaces.into_iter().find(|(part, _)| has(part)).map_or(Space::Generic, |(_, space)| space)
         };
         let function = |of: Function, count: usize| -> Result<Op> {
@@ -429,6 +443,9 @@ impl<'a> Parser<'a> {
                     from: operand(2)?,
                 }
             }
+            "mapa" => Op::MapShared { to: register(0)?, from: operand(1)?, rank: operand(2)? },
+            "barrier" if has("cluster") && has("arrive") => Op::ClusterArrive,
+            "barrier" if has("cluster") && has("wait") => Op::ClusterWait,
             "mbarrier" if parts[1] == "init" => Op::BarrierInit { at: address(0)?, count: operand(1)? },
             "mbarrier" if has("expect_tx") => Op::BarrierArrive { at: address(1)?, bytes: Some(operand(2)?) },
             "mbarrier" if parts[1] == "arrive" => Op::BarrierArrive { at: address(1)?, bytes: None },
@@ -520,7 +537,8 @@ impl<'a> Parser<'a> {
         }
         let dynamic = self.dynamic.as_ref().map_or(16, |(_, align)| *align);
         let dynamic_at = (SHARED_BASE + self.shared_bytes).next_multiple_of(dynamic);
-        Ok(Module { name, param_bytes, registers: self.registers, dynamic_at, code: self.code })
+        let (registers, cluster) = (self.registers, self.cluster);
+        Ok(Module { name, param_bytes, registers, dynamic_at, cluster, code: self.code })
     }
 }
 

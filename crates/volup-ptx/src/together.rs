@@ -142,7 +142,7 @@ impl Warp {
                     if bytes == 0 || !bytes.is_multiple_of(16) || !from[lane].is_multiple_of(16) {
                         return Err(Fault::new(format!("a copy of {bytes} bytes from {:#x}", from[lane])));
                     }
-                    let (to, barrier) = (to[lane] as u32, barrier[lane] as u32);
+                    let [to, barrier] = [to, barrier].map(|at| world.known(at[lane] as u32));
                     world.events.push(Event::Bulk { to, from: from[lane], bytes, barrier });
                 }
             }
@@ -155,7 +155,7 @@ impl Warp {
                         return Err(Fault::new(format!("a copy of {bytes} bytes to {:#x}", to[lane])));
                     }
                     let from = from[lane] as u32;
-                    world.shared_async(from, bytes, 16, self.thread(lane))?;
+                    world.shared_async(from, bytes, 16, self.thread(lane, world))?;
                     self.stores[lane].open.push(BulkStore { to: to[lane], from, bytes });
                 }
             }
@@ -164,7 +164,7 @@ impl Warp {
                 let source = self.get(source.unwrap_or(Operand::Number(*bytes as u64)), world);
                 for lane in lanes(mask) {
                     let source = source[lane] as u32 as usize;
-                    let (to, thread) = (to[lane] as u32, self.thread(lane));
+                    let (to, thread) = (world.known(to[lane] as u32), self.thread(lane, world));
                     let copy = CopyAsync { to, from: from[lane], bytes: *bytes, source, thread };
                     self.copies[lane].open.push(copy);
                 }
@@ -174,11 +174,26 @@ impl Warp {
                 let at = self.addresses(*at, world);
                 for lane in lanes(mask) {
                     let copies = self.copies[lane].all();
-                    world.events.push(Event::Arrive { copies, barrier: at[lane] as u32 });
+                    let barrier = world.known(at[lane] as u32);
+                    world.events.push(Event::Arrive { copies, barrier });
                 }
             }
-            Op::ProxyFence => lanes(mask).for_each(|lane| world.fence(self.thread(lane))),
+            Op::MapShared { to, from, rank } => {
+                let (from, rank) = (self.get(*from, world), self.get(*rank, world));
+                let mut result = [0; LANES];
+                for lane in lanes(mask) {
+                    result[lane] = world.mapped(from[lane] as u32, rank[lane] as u32)?.into();
+                }
+                self.set(*to, mask, &result);
+            }
+            Op::ProxyFence => lanes(mask).for_each(|lane| world.fence(self.thread(lane, world))),
             _ if !all_here => return Ok(Step::Wait),
+            Op::ClusterArrive => self.cluster = Some(world.meet_cluster()),
+            Op::ClusterWait => match self.cluster {
+                Some(generation) if world.met_cluster(generation) => self.cluster = None,
+                Some(_) => return Ok(Step::Wait),
+                None => return Err(Fault::new("a warp waits for the cluster without having come")),
+            },
             Op::LoadMatrix { to, from, transposed } => self.load_matrix(to, *from, *transposed, world)?,
             Op::StoreMatrix { to, from, transposed } => self.store_matrix(*to, from, *transposed, world)?,
             Op::Multiply { of, to, a, b, c } => {
@@ -199,7 +214,7 @@ impl Warp {
                 let a = if a_registers.is_empty() { Some(self.get(*a, world)[first]) } else { None };
                 let columns = to.len() * 2;
                 let (mut reads, line) = (Vec::new(), instruction.line);
-                let (reader, own_rows) = self.of_group();
+                let (reader, own_rows) = self.of_group(world);
                 let rows = match a {
                     None => matrix::rows_of_registers(*of, &self.all_of(a_registers)),
                     Some(a) => operand(*of, a, own_rows.clone(), false, reader, world, &mut reads)?,
@@ -215,7 +230,7 @@ impl Warp {
             }
             Op::GroupCommit => self.products.close(),
             Op::GroupWait(last) => {
-                let (reader, own_rows) = self.of_group();
+                let (reader, own_rows) = self.of_group(world);
                 for Reads { a, b, columns, transposed, seen, line } in self.products.all_but(*last) {
                     let mut reads = Vec::new();
                     if let Some(a) = a {
@@ -236,9 +251,9 @@ impl Warp {
     }
 
     /// A thread of this warp, and the rows of A that are its own in its warpgroup's instructions.
-    fn of_group(&self) -> (u32, Range<usize>) {
+    fn of_group(&self, world: &World<'_>) -> (u32, Range<usize>) {
         let first = self.index as usize % 4 * 16;
-        (self.thread(0), first..first + 16)
+        (self.thread(0, world), first..first + 16)
     }
 
     /// Lanes of a mask whose predicate is set, and is not.
@@ -329,7 +344,7 @@ impl Warp {
                     (words[row * 4 + column / 2] >> (column % 2 * 16)) as u16
                 };
                 let bytes: [u8; 16] = std::array::from_fn(|byte| element(byte / 2).to_le_bytes()[byte % 2]);
-                world.write_shared(at, &bytes, 16, self.thread(matrix * 8 + row))?;
+                world.write_shared(at, &bytes, 16, self.thread(matrix * 8 + row, world))?;
             }
         }
         Ok(())

@@ -65,6 +65,8 @@ pub(crate) struct Reads {
 }
 
 pub(crate) struct Warp {
+    /// The block's number in its cluster, and the warp's in its block.
+    pub rank: u32,
     pub index: u32,
     pub registers: Vec<Lanes>,
     /// By where they are.
@@ -74,6 +76,8 @@ pub(crate) struct Warp {
     pub products: Pending<Reads>,
     /// The barrier and generation that all wait for.
     pub waiting: Option<(usize, u64)>,
+    /// The generation of the cluster's barrier that it has come to.
+    pub cluster: Option<u64>,
 }
 
 /// What came of an instruction.
@@ -91,8 +95,9 @@ pub(crate) enum Step {
 }
 
 impl Warp {
-    pub fn new(index: u32, registers: u32) -> Warp {
+    pub fn new(rank: u32, index: u32, registers: u32) -> Warp {
         Warp {
+            rank,
             index,
             registers: vec![[u64::MAX; LANES]; registers as usize],
             groups: Vec::new(),
@@ -100,6 +105,7 @@ impl Warp {
             stores: (0..LANES).map(|_| Pending::default()).collect(),
             products: Pending::default(),
             waiting: None,
+            cluster: None,
         }
     }
 
@@ -117,7 +123,12 @@ impl Warp {
     /// Where its lanes are.
     pub fn place(&self, module: &Module) -> String {
         let of = |group: &Group| format!("lanes {:08x} at line {}", group.mask, module.code[group.at].line);
-        format!("warp {}, {}", self.index, self.groups.iter().map(of).collect::<Vec<_>>().join(", "))
+        format!(
+            "block {} of the cluster, warp {}, {}",
+            self.rank,
+            self.index,
+            self.groups.iter().map(of).collect::<Vec<_>>().join(", ")
+        )
     }
 
     fn live(&self) -> u32 {
@@ -182,6 +193,10 @@ impl Warp {
         match operand {
             Operand::Register(register) => self.registers[register as usize],
             Operand::Number(value) => [value; LANES],
+            // Of a cluster's blocks addresses say whose memory they are of.
+            Operand::Dynamic if world.module.cluster > 1 => {
+                [world.known(world.module.dynamic_at).into(); LANES]
+            }
             Operand::Dynamic => [world.module.dynamic_at.into(); LANES],
             Operand::Special(special) => match special {
                 Special::Thread(0) => {
@@ -190,9 +205,10 @@ impl Warp {
                 Special::Thread(_) => [0; LANES],
                 Special::Threads(0) => [world.launch.threads.into(); LANES],
                 Special::Threads(_) => [1; LANES],
-                Special::Block(axis) => [world.block[axis].into(); LANES],
+                Special::Block(axis) => [world.block()[axis].into(); LANES],
                 Special::Blocks(axis) => [world.launch.grid[axis].into(); LANES],
                 Special::Lane => std::array::from_fn(|lane| lane as u64),
+                Special::Rank => [self.rank.into(); LANES],
             },
         }
     }
@@ -212,8 +228,9 @@ impl Warp {
         }
     }
 
-    pub fn thread(&self, lane: usize) -> u32 {
-        self.index * LANES as u32 + lane as u32
+    /// A lane's thread, of all of the cluster.
+    pub fn thread(&self, lane: usize, world: &World<'_>) -> u32 {
+        self.rank * world.launch.threads + self.index * LANES as u32 + lane as u32
     }
 
     /// Whether all lanes of a mask that have not ended are in a group.
@@ -330,7 +347,7 @@ impl Warp {
                     let after = &after.to_le_bytes()[..bytes];
                     match space {
                         Space::Shared => {
-                            world.write_shared(at[lane] as u32, after, bytes, self.thread(lane))?
+                            world.write_shared(at[lane] as u32, after, bytes, self.thread(lane, world))?
                         }
                         _ => world.memory.update(at[lane], after)?,
                     }
@@ -396,7 +413,7 @@ impl Warp {
             }
             match space {
                 Space::Shared => {
-                    world.write_shared(to[lane] as u32, &whole[..count], count, self.thread(lane))?
+                    world.write_shared(to[lane] as u32, &whole[..count], count, self.thread(lane, world))?
                 }
                 Space::Global | Space::Generic => {
                     let block = world.number();

@@ -4,9 +4,11 @@ use volup_ptx::{Launch, Memory, Module};
 
 /// A kernel of two addresses and a number, of such a body.
 fn kernel(body: &str) -> Module {
+    // A body that starts with a directive is one of clusters.
+    let (directive, body) = if body.starts_with('.') { body.split_once('\n').unwrap() } else { ("", body) };
     let text = format!(
         ".version 9.0\n.target sm_90a\n.address_size 64\n.extern .shared .align 128 .b8 memory[];\n\
-         .visible .entry program(.param .u64 program_0, .param .u64 program_1, .param .u32 program_2)\n{{\n\
+         .visible .entry program(.param .u64 program_0, .param .u64 program_1, .param .u32 program_2)\n{directive}\n{{\n\
          .reg .pred %p<8>;\n.reg .b32 %r<80>;\n.reg .f32 %f<40>;\n.reg .b64 %rd<16>;\n.reg .b16 %h<8>;\n\
          ld.param.u64 %rd1, [program_0];\nld.param.u64 %rd2, [program_1];\nld.param.u32 %r1, [program_2];\n\
          mov.u32 %r2, %tid.x;\nmov.u32 %r3, %ctaid.x;\nmul.wide.u32 %rd3, %r2, 4;\nadd.s64 %rd4, %rd1, %rd3;\n\
@@ -201,6 +203,46 @@ fn barriers_are_asked() {
          add.s32 %r10, %r10, %r11;\nst.global.u32 [%rd5], %r10;"
     );
     assert_eq!(run(&body, 1, 32, &numbers(32), 1).unwrap(), [2; 32]);
+}
+
+/// Blocks of a cluster bring a word to the next one of it, and arrive at its barrier.
+#[test]
+fn blocks_of_a_cluster_meet() {
+    let meets = "barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;\n";
+    let passes = |before: &str, wait: &str, after: &str| {
+        format!(
+            ".reqnctapercluster 4, 1, 1\n\
+             setp.eq.u32 %p1, %r2, 0;\nmov.u32 %r20, memory;\nadd.u32 %r20, %r20, 4096;\n\
+             @%p1 mbarrier.init.shared::cta.b64 [%r20], 32;\n{before}\
+             mad.lo.u32 %r7, %r3, 32, %r2;\nmul.wide.u32 %rd6, %r7, 4;\nadd.s64 %rd7, %rd1, %rd6;\n\
+             add.s64 %rd8, %rd2, %rd6;\nld.global.u32 %r10, [%rd7];\nmov.u32 %r11, %cluster_ctarank;\n\
+             add.u32 %r12, %r11, 1;\nand.b32 %r12, %r12, 3;\nmapa.shared::cluster.u32 %r13, %r6, %r12;\n\
+             mapa.shared::cluster.u32 %r14, %r20, %r12;\nst.shared::cluster.u32 [%r13], %r10;\n\
+             mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r14];\n{wait}\
+             ld.shared.u32 %r15, [%r6];\nst.global.u32 [%rd8], %r15;\n{after}"
+        )
+    };
+    let wait = "again:\nmbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 %p2, [%r20], 0;\n@!%p2 bra again;\n";
+    let given = numbers(256);
+    let expected: Vec<u32> =
+        (0..256).map(|at| given[at / 128 * 128 + (at / 32 + 3) % 4 * 32 + at % 32]).collect();
+    // Without waiting for others to begin, for what they bring, and for them before one ends.
+    let programs = [passes("", wait, meets), passes(meets, "", meets), passes(meets, "", "")];
+    let mut found = programs.map(|program| (program, 0, 0));
+    for seed in 0..20 {
+        assert_eq!(run(&passes(meets, wait, meets), 8, 32, &given, seed).unwrap(), expected);
+        for (program, faults, wrong) in &mut found {
+            match run(program, 8, 32, &given, seed) {
+                Ok(got) => *wrong += i32::from(got != expected),
+                Err(fault) => *faults += i32::from(fault.contains("may not have begun, or has ended")),
+            }
+        }
+    }
+    let [(_, early, _), (_, _, wrong), (_, late, _)] = found;
+    assert!(early == 20 && wrong > 0 && late > 0, "{early} {wrong} {late}");
+    assert!(run(&passes(meets, wait, meets), 6, 32, &given, 0).unwrap_err().contains("in clusters of 4"));
+    refused("mapa.shared::cluster.u32 %r13, %r6, %r1;", 32, "block 32 of 1");
+    refused("barrier.cluster.wait.acquire.aligned;", 32, "without having come");
 }
 
 #[test]

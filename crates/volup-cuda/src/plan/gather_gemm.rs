@@ -6,8 +6,8 @@ use super::norm::Way;
 use super::norm_behind;
 use super::pack::Operand;
 use super::panels::{
-    InputPanels, MOST_PARTS, MOST_STAGES, PACK_ROUNDS, PACKED_TOGETHER, PART, WeightPanels, may_pack_along,
-    most_parts, packer_bytes, packs, partial_seconds, partials, table_bytes, tile_rows,
+    InputPanels, MOST_STAGES, PACK_ROUNDS, PACKED_TOGETHER, PARTS, WeightPanels, brought_bytes,
+    may_pack_along, most_teams, packer_bytes, packs, table_bytes, tile_rows,
 };
 use super::phases::{Lattice, PhaseAxis, taps_of_residues};
 use super::{
@@ -77,8 +77,8 @@ pub(super) struct GatherGemm<'a> {
     /// Blocks that are launched, and whether tiles of phases with most taps come first.
     launched: usize,
     by_work: bool,
-    /// How tiles are cut in parts, if they are.
-    split: Option<Split>,
+    /// Blocks of a cluster, which do a tile in as many parts.
+    parts: usize,
     /// Whether the input is packed beside the products.
     along: bool,
     /// What it does about a normalization, and how its rows are dealt out.
@@ -90,14 +90,6 @@ pub(super) struct GatherGemm<'a> {
     pub(super) seconds: f64,
 }
 
-/// Tiles in parts: of so many taps at most, all parts of all tiles, and those of tiles that have several.
-#[derive(Clone, Copy)]
-struct Split {
-    taps: usize,
-    units: usize,
-    parted: usize,
-}
-
 /// A phase: its taps, stages of A, and the clocks that a tile of it takes but for what every tile does.
 #[derive(Clone, Copy)]
 struct OfPhase {
@@ -107,9 +99,9 @@ struct OfPhase {
 }
 
 impl OfPhase {
-    /// Parts of no more than so many taps.
-    fn parts(&self, taps: usize) -> usize {
-        self.taps.div_ceil(taps).min(self.stages).max(1)
+    /// The clocks of the longest of so many parts.
+    fn of_part(&self, parts: usize) -> f64 {
+        self.clocks * self.stages.div_ceil(parts) as f64 / self.stages.max(1) as f64
     }
 }
 
@@ -120,8 +112,8 @@ impl fmt::Display for GatherGemm<'_> {
         write!(f, "gather_gemm {} {rows}x{}/{residues}, ", self.operand.name(), columns * lines)?;
         write!(f, "{} chunks, {} stages, {} units", self.chunks, self.a_stages, self.b_stages)?;
         f.write_str(if self.by_work { ", by work" } else { "" })?;
-        if let Some(split) = self.split {
-            write!(f, ", parts of {} taps", split.taps)?;
+        if self.parts > 1 {
+            write!(f, ", in {} parts", self.parts)?;
         }
         write!(f, "{}{}", if self.along { ", packs along" } else { "" }, self.way)?;
         norm_behind::describe(f, self.behind)
@@ -159,8 +151,8 @@ impl<'a> GatherGemm<'a> {
         if along && !may_pack_along(context, kernel, operand) {
             return None;
         }
-        let splits = kernel.param("SPLIT").is_some();
-        if splits && along {
+        let parts = size(kernel, "SPLIT");
+        if parts > 1 && along {
             return None;
         }
         if behind > 0 && (kernel.param("COUNTS").is_none() || !norm_behind::may(context)) {
@@ -220,6 +212,7 @@ impl<'a> GatherGemm<'a> {
         let (stage, unit) = (PANELS * 16 * stage_rows, PANELS * 16 * n * lines);
         let fixed = FIXED
             + table_bytes(kernel)
+            + brought_bytes(kernel)
             + if along {
                 packer_bytes(context, PACKED_TOGETHER, PACK_ROUNDS) / PACKERS * (PACKERS - behind)
             } else {
@@ -315,17 +308,20 @@ impl<'a> GatherGemm<'a> {
         of_phases.sort_by_key(|phase| std::cmp::Reverse(phase.taps));
         let device = context.device.multiprocessors;
         let of_phase = row_tiles * all;
-        let by_work = splits || phases > 1 && tiles <= FEW * device;
-        let whole: Vec<_> = of_phases.iter().map(|phase| (phase.clocks + tile, of_phase)).collect();
-        let (busy, split, launched) = if splits {
-            let (busy, split) = best_split(&of_phases, of_phase, tile, most_parts(context, kernel), device)?;
-            let busy = busy + CLOCK * partial_seconds(kernel, split.parted);
-            (busy, Some(split), split.units.min(device))
-        } else if by_work {
-            (longest(&whole, tiles.min(device)), None, tiles.min(device))
+        let by_work = parts > 1 || phases > 1 && tiles <= FEW * device;
+        let teams = tiles.min(most_teams(context, kernel));
+        if parts > 1 && (tiles * parts > FEW * device || teams == 0) {
+            return None;
+        }
+        let busy = if by_work {
+            let tile =
+                if parts > 1 { CLOCK * (TILE + PARTS) + (tile - CLOCK * TILE) / parts as f64 } else { tile };
+            let kinds: Vec<_> =
+                of_phases.iter().map(|phase| (phase.of_part(parts) + tile, of_phase)).collect();
+            longest(&kinds, teams)
         } else {
-            let of_tile = whole.iter().map(|&(clocks, _)| clocks).sum::<f64>() / phases as f64;
-            (of_tile * (tiles as f64 / device as f64 + LAST_ROUND), None, tiles.min(device))
+            let of_tile = of_phases.iter().map(|phase| phase.clocks + tile).sum::<f64>() / phases as f64;
+            of_tile * (tiles as f64 / device as f64 + LAST_ROUND)
         };
         let traffic = (units * unit as f64 + (stages * stage) as f64) * (row_tiles * all) as f64 / CACHE;
         let output = (batch * sample * request.dtype.size()) as f64 / context.device.memory(MEMORY);
@@ -350,9 +346,9 @@ impl<'a> GatherGemm<'a> {
             a_stages,
             b_stages,
             shared: fixed + a_stages * stage + b_stages * unit,
-            launched,
+            launched: teams * parts,
             by_work,
-            split,
+            parts,
             along,
             way,
             of_samples,
@@ -380,8 +376,7 @@ impl<'a> GatherGemm<'a> {
         let request = context.request;
         let groups = request.geometry.conv().groups();
         let input = input_panels(context, self.operand, self.chunks, self.a_rows(context));
-        let wgs = size(self.kernel, "WGS");
-        let more = if self.along { input.words() } else { self.split.map_or(0, |split| split.parted * wgs) };
+        let more = if self.along { input.words() } else { 0 };
         let (control, words) = norm_behind::control(context, more, self.behind, workspace, steps);
         // Each tap along width is a step of its own: as if the stride were 1, from the first on.
         let panels = WeightPanels {
@@ -407,16 +402,15 @@ impl<'a> GatherGemm<'a> {
         let [weight, scale] = panels.steps(context, [columns, inner], control, workspace, steps)?;
         let at = workspace.take(input.rows * groups * input.panels * 16);
         if !self.along {
-            input.pack(context, 0, at, control, true, steps)?;
+            // Rows have no gaps: numbers of 16 bits that are none come where they should.
+            let asks = self.operand != Operand::Half;
+            input.pack(context, 0, at, asks.then_some(control), true, steps)?;
+            if let Some(places) = &mut workspace.weight {
+                places.alone = !asks;
+            }
         }
         let (parts, statistics) = self.of_samples.tell(context, self.way, words, workspace)?;
-        let mut more = Vec::new();
-        if let Some(split) = self.split {
-            push(&mut more, [split.taps])?;
-            more.extend(partials(self.kernel, split.parted, control, workspace));
-        }
-        more.extend(statistics);
-        steps.push(self.multiply(context, [at, weight, scale, control], &input, more)?);
+        steps.push(self.multiply(context, [at, weight, scale, control], &input, statistics)?);
         // Where the input or the weight holds what the fast path cannot compute with, the definition.
         if !self.knows_early() {
             steps.push(direct::guard(context, self.operand, control)?);
@@ -512,34 +506,4 @@ fn longest(kinds: &[(f64, usize)], blocks: usize) -> f64 {
         busy[block] += clocks;
     }
     busy.into_iter().fold(0.0, f64::max)
-}
-
-/// How tiles, so many of each phase, are best cut in parts, no more than `most` of them, and the longest that a block takes then.
-fn best_split(
-    phases: &[OfPhase],
-    of_phase: usize,
-    tile: f64,
-    most: usize,
-    device: usize,
-) -> Option<(f64, Split)> {
-    let of_taps = |taps: usize| {
-        let parts = || phases.iter().map(|phase| phase.parts(taps));
-        let units = of_phase * parts().sum::<usize>();
-        let parted = of_phase * parts().filter(|&parts| parts > 1).sum::<usize>();
-        let kinds: Vec<_> = std::iter::zip(phases, parts())
-            .map(|(phase, parts)| {
-                let part = if parts > 1 { CLOCK * PART } else { 0.0 };
-                // Of stages that no number of parts divides one has more than others.
-                let share = phase.stages.div_ceil(parts) as f64 / phase.stages.max(1) as f64;
-                (phase.clocks * share + tile + part, parts * of_phase)
-            })
-            .collect();
-        let few = parted > 0 && parted <= most && units <= FEW * device;
-        few.then(|| (longest(&kinds, units.min(device)), Split { taps, units, parted }))
-    };
-    let largest = phases.first()?.taps;
-    (2..=MOST_PARTS)
-        .map(|parts| largest.div_ceil(parts))
-        .filter_map(of_taps)
-        .min_by(|one, other| one.0.total_cmp(&other.0))
 }

@@ -9,8 +9,8 @@ use super::norm::Way;
 use super::norm_behind;
 use super::pack::Operand;
 use super::panels::{
-    InputPanels, MOST_PARTS, MOST_STAGES, PACK_ROUNDS, PACKED_TOGETHER, PART, may_pack_along, most_parts,
-    packer_bytes, packs, partial_seconds, table_bytes, tile_rows,
+    InputPanels, MOST_STAGES, PACK_ROUNDS, PACKED_TOGETHER, PARTS, brought_bytes, may_pack_along, most_teams,
+    packer_bytes, packs, table_bytes, tile_rows,
 };
 use super::phases::{Lattice, PhaseAxis};
 use super::{Context, RESERVED, SHARED, size, strides};
@@ -118,8 +118,8 @@ pub(super) struct Halo<'a> {
     resident: bool,
     /// Tiles of phases with most taps first.
     by_work: bool,
-    /// Parts of each tile, and all that there are, where tiles are done in parts.
-    split: Option<[usize; 2]>,
+    /// Blocks of a cluster, which do a tile in as many parts.
+    team: usize,
     stage_rows: usize,
     a_stages: usize,
     b_stages: usize,
@@ -150,8 +150,8 @@ impl fmt::Display for Halo<'_> {
         write!(f, "batches of {}", self.batch)?;
         f.write_str(if self.short.is_some() { ", taps that are there" } else { "" })?;
         f.write_str(if self.fold.is_some() { ", taps as columns" } else { "" })?;
-        if let Some([parts, _]) = self.split {
-            write!(f, ", tiles in {parts} parts")?;
+        if self.team > 1 {
+            write!(f, ", tiles in {} parts", self.team)?;
         }
         write!(f, "{}{}", if self.along { ", packs along" } else { "" }, self.way)?;
         norm_behind::describe(f, self.behind)
@@ -260,8 +260,8 @@ impl<'a> Halo<'a> {
             return None;
         }
         let Choice { slices, block, whole_h, whole_w, resident } = choice;
-        let splits = kernel.param("SPLIT").is_some();
-        if splits && (resident || along || context.packed) {
+        let team = size(kernel, "SPLIT");
+        if team > 1 && (resident || along || context.packed) {
             return None;
         }
         let geometry = &context.request.geometry;
@@ -308,7 +308,8 @@ impl<'a> Halo<'a> {
         // Shared memory: what is always there, then as long chunks as both rings have room for.
         let parts = operand.parts();
         let limit = (1..=MOST_BLOCKS).contains(&ctas).then(|| SHARED / ctas - RESERVED)?;
-        let fixed = FIXED + table_bytes(kernel) + fold.map_or(0, |fold| fold.bytes(kernel));
+        let fixed =
+            FIXED + table_bytes(kernel) + brought_bytes(kernel) + fold.map_or(0, |fold| fold.bytes(kernel));
         let room = limit.checked_sub(
             fixed + if along { packer_bytes(context, PACKED_TOGETHER, PACK_ROUNDS) } else { 0 },
         )?;
@@ -453,24 +454,20 @@ impl<'a> Halo<'a> {
         let waits = stages as f64 * stage_clocks * stages_there + turns as f64 * UNIT * parts as f64 * there;
         let waits = (row_tiles * all) as f64 * waits;
         let alone = (instructions * clocks / EFFICIENCY + waits) / (device * CLOCK);
-        // Parts of tiles, as if these were so many more, each of a share of the chunks; where no number divides them one has more.
-        let mut split = None;
-        let partials =
-            |parts: usize| PART * (parts as f64 / side_by_side).ceil() + partial_seconds(kernel, parts);
-        if splits {
+        // Tiles in parts, each of a share of the chunks; where no number divides them one has more.
+        let mut of_parts = 0.0;
+        if team > 1 {
+            let teams = most_teams(context, kernel);
+            let few = batch == geometry.batch() && tiles * team <= FEW * side_by_side as usize;
+            if !few || teams == 0 || chunks < team {
+                return None;
+            }
             let taps_of = [depth, height].map(PhaseAxis::taps_of_residues);
-            let most = most_parts(context, kernel).min(FEW * side_by_side as usize);
-            let few = |parts: &usize| batch == geometry.batch() && tiles * parts <= most;
-            let timed = |parts: usize| {
-                let share = busy_share(&taps_of, row_tiles * parts, all, side_by_side as usize, false);
-                let share = share * chunks as f64 / (chunks.div_ceil(parts) * parts) as f64;
-                (alone / share + partials(tiles * parts), share, parts)
-            };
-            let best = (2..=MOST_PARTS.min(chunks)).filter(few).map(timed);
-            let (_, share, parts) = best.min_by(|one, other| one.0.total_cmp(&other.0))?;
-            (full, by_work, split) = (share, false, Some([parts, tiles * parts]));
+            let share =
+                busy_share(&taps_of, row_tiles, all, teams, false) * (teams * team) as f64 / side_by_side;
+            (full, by_work) = (share * chunks as f64 / (chunks.div_ceil(team) * team) as f64, false);
+            of_parts = PARTS * tiles.div_ceil(teams) as f64;
         }
-        let of_parts = split.map_or(0.0, |[_, parts]| partials(parts));
         let compute = alone / full;
         let copied = (row_tiles * all) as f64 * (stages * stage) as f64 * stages_there;
         let weights = there
@@ -549,7 +546,7 @@ impl<'a> Halo<'a> {
             unit_steps,
             resident,
             by_work,
-            split,
+            team,
             stage_rows,
             a_stages,
             b_stages,

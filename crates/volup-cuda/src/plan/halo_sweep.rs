@@ -324,7 +324,7 @@ impl<'a> Sweep<'a> {
             weight.steps(context, [self.blocks * n, inner], control, workspace, steps)?;
         let input_at = workspace.take(self.packed_rows() * input.panels * 16);
         if !self.along {
-            input.pack(context, 0, input_at, control, true, steps)?;
+            input.pack(context, 0, input_at, Some(control), true, steps)?;
         }
         if has_gaps(&self.lattices) {
             fill(context, self.operand, &self.lattices, steps)?;

@@ -1,6 +1,7 @@
 //! Panels of 16 bytes a row: what both operands of `halo_gemm` and `gather_gemm` are packed as, and what these have in
 //! common. The kernels' files say what the numbers mean.
 
+use super::epilogue::NULL;
 use super::pack::{self, Operand};
 use super::prepacked::WeightPlaces;
 use super::{Argument, Buffer, Context, RESERVED, SHARED, Step, Workspace, push, size};
@@ -12,8 +13,9 @@ pub(super) const PACKED_TOGETHER: usize = 4;
 pub(super) const PACK_ROUNDS: usize = 2;
 /// The most stages of both operands in shared memory.
 pub(super) const MOST_STAGES: usize = 60;
-/// Threads of the packs.
+/// Threads of the packs; bytes of shared memory of the input's where channels lie together, and a row is one thread's.
 const THREADS: usize = 256;
+const STAGED: u32 = 32_768;
 /// Blocks of a multiprocessor that the weight's pack is cut into at least, as far as pieces of the weight that a block
 /// brings to shared memory are no fewer than these, and no more.
 const PACK_BLOCKS: usize = 2;
@@ -37,13 +39,8 @@ const PACKED_LAST: [f64; 2] = [0.62e12, 0.72e12];
 /// What waiting for the first rows takes, in seconds.
 const FIRST: f64 = 6e-6;
 
-/// What a part of a tile costs beside its products, in seconds, and bytes a second of all parts' sums, both ways; the part of the
-/// second-level cache that these may take.
-pub(super) const PART: f64 = 3e-6;
-const PARTIALS: f64 = 3e12;
-/// The most parts of a tile.
-pub(super) const MOST_PARTS: usize = 16;
-const PARTIALS_CACHED: usize = 4;
+/// What a tile in parts costs beside, in seconds: sums are brought from block to block.
+pub(super) const PARTS: f64 = 2e-6;
 
 /// Blocks a multiprocessor that may pack the input again.
 const AGAIN: usize = 3;
@@ -63,30 +60,17 @@ pub(super) fn tile_rows(kernel: &Variant) -> usize {
     64 * size(kernel, "MI") * size(kernel, "WGS")
 }
 
-/// Bytes of the sums of a part of a tile.
-pub(super) fn part_bytes(kernel: &Variant) -> usize {
-    tile_rows(kernel) * size(kernel, "BN") * size(kernel, "RH") * 4
+/// Clusters of blocks that do tiles in parts which run side by side. Of a group of multiprocessors, which GPUs have of several sizes, some
+/// are left over by clusters of more than two.
+pub(super) fn most_teams(context: Context<'_>, kernel: &Variant) -> usize {
+    let (team, all) = (size(kernel, "SPLIT"), context.device.multiprocessors);
+    (if team > 2 { all * 7 / 8 } else { all }) / team
 }
 
-/// The most parts that there may be, of tiles that have several.
-pub(super) fn most_parts(context: Context<'_>, kernel: &Variant) -> usize {
-    context.device.l2_bytes / PARTIALS_CACHED / part_bytes(kernel)
-}
-
-/// The time that sums of so many parts take on their way to memory and from there.
-pub(super) fn partial_seconds(kernel: &Variant, parts: usize) -> f64 {
-    (2 * parts * part_bytes(kernel)) as f64 / PARTIALS
-}
-
-/// Takes memory for the sums of so many parts; what a product is told of them, with words of the control words that are its own.
-pub(super) fn partials(
-    kernel: &Variant,
-    parts: usize,
-    control: u64,
-    workspace: &mut Workspace,
-) -> [Argument; 2] {
-    let sums = workspace.take(parts * part_bytes(kernel));
-    [sums, control + 4 * pack::CONTROL_WORDS as u64].map(|at| Argument::Pointer(Buffer::Workspace, at))
+/// Bytes of shared memory of sums that other blocks of a cluster bring.
+pub(super) fn brought_bytes(kernel: &Variant) -> usize {
+    let team = size(kernel, "SPLIT");
+    tile_rows(kernel) * size(kernel, "BN") * size(kernel, "RH") * 4 / team * (team - 1)
 }
 
 /// Bytes of shared memory of its tables and staging areas.
@@ -172,7 +156,8 @@ impl WeightPanels {
             pack::half_scale(context, [self.slices, scaled, inner], scale, control, steps)?;
         }
         steps.push(self.pack(context, weight, if has_scale { scale } else { control })?);
-        workspace.weight = Some(WeightPlaces { control, panels: weight, scales: scale, bytes });
+        let alone = false;
+        workspace.weight = Some(WeightPlaces { control, alone, panels: weight, scales: scale, bytes });
         Ok([weight, scale])
     }
 
@@ -333,38 +318,47 @@ impl InputPanels {
         push(arguments, [units, before, shift, pieces, rows.map_or(0, ahead)])
     }
 
-    /// The launches that write it, of samples from so many bytes into the input on, to an address of the workspace. They may go along
-    /// with the weight's.
+    /// Threads of a row: one, so that finding it is paid for once, unless there are few rows. More than eight of them where all run at
+    /// once; neighbours along width are whole sectors.
+    fn lanes(&self, context: Context<'_>) -> usize {
+        let [few, busy] = [1024, 4096].map(|threads| context.device.multiprocessors * threads / self.rows);
+        let of_sector = THREADS / 32 * context.request.dtype.size();
+        let lanes = few.min(of_sector).max(busy.min(8)).max(1).next_power_of_two();
+        lanes.min(1 << (self.slices * self.channel_panels).ilog2())
+    }
+
+    /// The launches that write it, of samples from so many bytes into the input on, to an address of the workspace; control words are told
+    /// of it if somebody asks. They may go along with the weight's.
     pub(super) fn pack(
         &self,
         context: Context<'_>,
         from: u64,
         to: u64,
-        control: u64,
+        control: Option<u64>,
         overlap: bool,
         steps: &mut Vec<Step>,
     ) -> Result<()> {
         let request = context.request;
         let channels = request.geometry.conv().in_channels();
-        let mut arguments = vec![Argument::Pointer(Buffer::Input, from)];
-        arguments.extend([to, control].map(|at| Argument::Pointer(Buffer::Workspace, at)));
+        let of_workspace = |at| Argument::Pointer(Buffer::Workspace, at);
+        let mut arguments = vec![Argument::Pointer(Buffer::Input, from), of_workspace(to)];
+        arguments.push(control.map_or(NULL, of_workspace));
         push(&mut arguments, [self.rows, self.lead])?;
         push(&mut arguments, self.pitches)?;
         push(&mut arguments, [self.block, self.count])?;
         push(&mut arguments, self.voxels)?;
         push(&mut arguments, [self.slices, channels / self.slices, self.panels, self.channel_panels])?;
         push(&mut arguments, self.strides)?;
-        // One thread for each row, so that finding it is paid for once, unless there are few rows.
-        let most = 1 << (self.slices * self.channel_panels).min(8).ilog2();
-        let busy = context.device.multiprocessors * 4096;
-        let lanes = (busy / self.rows).max(1).next_power_of_two().min(most);
+        let lanes = self.lanes(context);
         push(&mut arguments, [lanes])?;
         let params = [("KIND", self.operand.panel_kind())];
         let variant = *context.kernel("halo_pack_input", &self.operand.types(context), &params)?;
         let blocks = self.rows.div_ceil(THREADS / lanes);
+        let staged = lanes == 1 && self.strides[1] == 1 && !self.operand.has_scale();
+        let shared = if staged { STAGED } else { 0 };
         let mut launch = |last: &[Argument], blocks: usize, overlap| {
             let arguments = [&arguments, last].concat();
-            steps.push(Step::Launch { variant, grid: [blocks as u32, 1, 1], shared: 0, arguments, overlap });
+            steps.push(Step::Launch { variant, grid: [blocks as u32, 1, 1], shared, arguments, overlap });
         };
         // The weight's pack has waited for `half_scale`.
         let awaits = Argument::I32(0);

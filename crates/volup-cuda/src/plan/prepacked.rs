@@ -18,6 +18,8 @@ pub struct Prepacked {
 pub(super) struct WeightPlaces {
     /// The control words, of which the weight's largest magnitude is one.
     pub(super) control: u64,
+    /// Whether that is all that they are of.
+    pub(super) alone: bool,
     /// The panels, and what their columns are scaled by.
     pub(super) panels: u64,
     pub(super) scales: u64,
@@ -48,11 +50,11 @@ impl Plan {
         let mut block = Vec::new();
         for step in &self.steps {
             let Step::Launch { variant, .. } = step else {
-                block.push(if is_control(step) {
-                    Step::Copy { at: places.control, words }
-                } else {
-                    step.clone()
-                });
+                if !is_control(step) {
+                    block.push(step.clone());
+                } else if !places.alone {
+                    block.push(Step::Copy { at: places.control, words });
+                }
                 continue;
             };
             let of_packing = |step: &Step| {
@@ -65,14 +67,18 @@ impl Plan {
                     block.push(of_input);
                 }
                 "halo_pack_weight" => packing.push(of_packing(step)),
-                "halo_gemm" | "gather_gemm" | "halo_sweep" => {
-                    let kept = |at| at == places.panels || (at == places.scales && places.bytes[1] > 0);
+                kernel => {
+                    // Whatever follows the product may have its memory again, but for the control words.
+                    let multiplies = matches!(kernel, "halo_gemm" | "gather_gemm" | "halo_sweep");
+                    let is_kept = |at: u64| {
+                        let of_weight = at == places.panels || at == places.scales && places.bytes[1] > 0;
+                        multiplies && of_weight || places.alone && at == places.control
+                    };
                     block.push(step.moved(|buffer, at| match buffer {
-                        Buffer::Workspace if kept(at) => (Buffer::Packed, moved(at)),
+                        Buffer::Workspace if is_kept(at) => (Buffer::Packed, moved(at)),
                         other => (other, at),
                     }));
                 }
-                _ => block.push(step.clone()),
             }
         }
         for at in 0..block.len() {

@@ -26,23 +26,23 @@
 // tile's rows reach by all taps along height and width, and for each of these taps a unit of B. A warp loads the fragments of the
 // next unit's rows while the matrix instructions take those of this one from registers. Sums go to y as `halo_gemm`'s do.
 //
-// With SPLIT, for few tiles, those of phases with many taps are done in parts, ranges of their stages that are units of work of their
-// own: as many as it takes for none to have more than `taps_of_part` taps (and all chunks of each), and no more than there are stages. A
-// part leaves its sums in memory; the one that comes last adds all of them, in their order, and ends the tile. Nobody waits for another.
+// With SPLIT, for few tiles, as many blocks are a cluster that does a tile together: each a range of its stages. Their sums meet in shared
+// memory, where each block adds those of some rows, in the order of blocks, and ends them (`cluster_sums.cuh`).
 //
 // Shared memory, in order: barriers, at 1 KB divisors, rows of zeros, phases, at 4608 bytes tables of columns for each
-// warpgroup, staging areas for each warp, A's ring (`a_stages`), B's ring (`b_stages`).
+// warpgroup, staging areas for each warp, A's ring (`a_stages`), B's ring (`b_stages`), with SPLIT sums of other blocks.
 //
 // # What it takes
 //
 // It may be launched so that it starts while the packs still run: it waits for them itself.
 // With RW = 2 y in NDHWC wants whole vectors of 16 bytes of a slice's channels, and no curved activation.
 //
-// Block: 128 threads a warpgroup, and 128 for the producer. Grid: any number of blocks along the first axis. With `by_work`,
+// Block: 128 threads a warpgroup, and 128 for the producer. Grid: any number of blocks, or clusters, along the first axis. With `by_work`,
 // for few tiles, phases with most taps come first, and a block's next tile is as far from the other end of all blocks' as
 // its last one was from theirs; else tiles of a row are of one phase after the other. Bytes of dynamic shared memory:
-// `4608 + WGS*(16*BN + 4096*MI + 1024) + PANELS*16*(a_stages*stage_rows + b_stages*BN*RH)`; `stage_rows` a multiple of 8, at
-// least two stages of each, at most 60 of both together; at most 64 phases, of at most 10 taps along an axis.
+// `4608 + WGS*(16*BN + 4096*MI + 1024) + PANELS*16*(a_stages*stage_rows + b_stages*BN*RH)`, with SPLIT and `4*BM*BN*RH*(SPLIT - 1)/SPLIT`;
+// `stage_rows` a multiple of 8, at least two stages of each, at most 60 of both together, with SPLIT 54; at most 64 phases, of at most 10
+// taps along an axis.
 //
 // Parameters, in order:
 //
@@ -56,11 +56,9 @@
 // 7. `a_stages`, `stage_rows`, `b_stages`, `by_work`.
 // 8. What `pack_ahead.cuh` asks for; then what `definition.cuh` does, as `halo_gemm` has it, but with COUNTS, which leaves it to
 //    another launch.
-// 9. With SPLIT, which takes `by_work`: `taps_of_part` (at least 1), `partials` (float32, BM by BN*RH for each part of the tiles that have
-//    several), `arrived` (zeros at first, WGS words for each of these parts).
-// 10. With COUNTS, for statistics of y as `epilogue_statistics.cuh` has them: `parts`, `counts`, and chunks of a sample, phases
+// 9. With COUNTS, for statistics of y as `epilogue_statistics.cuh` has them: `parts`, `counts`, and chunks of a sample, phases
 //    and channels there; `joined` (channels whose statistics are one); `relus` (they are of the ReLU of y).
-// 11. With COUNTS, for the group norm of y in NCDHW beside the product, as `norm_behind.cuh` has it, where the input is packed along and
+// 10. With COUNTS, for the group norm of y in NCDHW beside the product, as `norm_behind.cuh` has it, where the input is packed along and
 //    tiles are in the order of rows: `norm_words` (null: there is none), `norm_warps` (of the three that pack, those that do it
 //    instead, 1 or 2; each has 16 KB of shared memory after the others' own), `merged`, `gamma`, `beta`, `norm_groups`, `y_voxels` (of a
 //    channel), the activation, its slope and `eps`.
@@ -71,6 +69,7 @@
 #define W_STRIDE 2
 #endif
 
+#include "cluster_sums.cuh"
 #include "definition.cuh"
 #include "gather_tiles.cuh"
 #include "halo_epilogue.cuh"
@@ -78,9 +77,6 @@
 #include "mma.cuh"
 #include "pack_ahead.cuh"
 #include "register_operand.cuh"
-#ifdef SPLIT
-#include "split_sums.cuh"
-#endif
 #ifdef COUNTS
 #include "epilogue_statistics.cuh"
 #include "norm_behind.cuh"
@@ -91,6 +87,9 @@ constexpr int PANELS = 8, STEPS = PANELS / 2;
 /// The most taps of a phase along an axis.
 constexpr int TAPS_OF_AXIS = 10;
 constexpr int FIXED = 4608;
+#ifdef SPLIT
+using Cluster = ClusterSums<SPLIT, 4 * WGS, RH * MI * REGISTERS / 4>;
+#endif
 /// Whether tables of columns are written for every tile: there is no register for which ones they are of.
 #ifdef COUNTS
 constexpr bool FORGETS = RH == 2;
@@ -98,7 +97,7 @@ constexpr bool FORGETS = RH == 2;
 constexpr bool FORGETS = false;
 #endif
 
-extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
+extern "C" __global__ void __launch_bounds__(THREADS, CTAS) CLUSTER gather_gemm(
     const char *a, const char *b,
 #if SCALED
     const float *scale_w,
@@ -111,9 +110,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
     int b_stages, int by_work, const Element *x, unsigned *control, int x_count, int x_depth, int x_height, int x_width,
     int panels, int x_n, int x_c, int x_d, int x_h, int x_w, int units, int before, int shift, int pieces, int ahead,
     DEFINITION_PARAMETERS
-#ifdef SPLIT
-    , int taps_of_part, float *partials, unsigned *arrived
-#endif
 #ifdef COUNTS
     , float *parts, float *counts, int part_chunks, int part_phases, int out_channels, int joined, int relus,
     unsigned *norm_words, int norm_warps, float *merged, const Element *gamma, const Element *beta, int norm_groups, int y_voxels,
@@ -136,10 +132,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
     char *const tables = memory + FIXED;
     const unsigned ring_a = shared(memory) + FIXED + WGS * (16 * BN + 16 * STAGING), ring_b = ring_a + a_stages * stage_bytes;
     const int phase_count = d_stride * (h_stride / RH) * (w_stride / RW), all = slices * blocks, row_tiles = (rows + BM - 1) / BM;
-    const int of_phase = row_tiles * all;
-#ifndef SPLIT
-    const int tiles = row_tiles * phase_count * all, taps_of_part = 0;
-#endif
+    const int tiles = row_tiles * phase_count * all;
 #ifdef COUNTS
     int *const finished = (int *)(by + 1);
     const NormBehind norm = {y, (float2 *)parts, counts, norm_words, (float2 *)merged, gamma, beta, x_count, out_channels,
@@ -147,22 +140,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
 #endif
     const PackAhead packed = {x, (uint4 *)a, control, a_rows, 0, x_count, x_depth, x_height, x_width, 1, panels, x_n, x_c, x_d, x_h, x_w, before, shift, pieces, ahead};
 
-    if (threadIdx.x == 0) {
-#pragma unroll 1
-        for (int i = 0; i < a_stages; i++) {
-            barrier_init(full_a + 8 * i, 1);
-            barrier_init(empty_a + 8 * i, CONSUMERS);
-        }
-#pragma unroll 1
-        for (int i = 0; i < b_stages; i++) {
-            barrier_init(full_b + 8 * i, 1);
-            barrier_init(empty_b + 8 * i, CONSUMERS / 32);
+#ifdef SPLIT
+    const Cluster cluster = {ring_b + b_stages * UNIT, shared(memory) + 1024 - Cluster::BARRIERS};
+#endif
+
+    // Each part of this by threads of its own: they take long.
+    if (threadIdx.x < 32) {
+        for (int i = threadIdx.x; i < a_stages + b_stages; i += 32) {
+            const bool of_a = i < a_stages;
+            barrier_init(of_a ? full_a + 8 * i : full_b + 8 * (i - a_stages), 1);
+            barrier_init(of_a ? empty_a + 8 * i : empty_b + 8 * (i - a_stages), of_a ? CONSUMERS : CONSUMERS / 32);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
-    // Each by a thread of its own: they take long.
+#ifdef SPLIT
+    if (threadIdx.x >= 72 && threadIdx.x < 72 + Cluster::BARRIERS / 8) {
+        cluster.begin(threadIdx.x - 72);
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+#endif
     if (threadIdx.x >= 32 && threadIdx.x < 32 + DIVISORS) {
-        const int turn = max((int)gridDim.x / (all * phase_count), 1), at = threadIdx.x - 32;
+        const int turn = max(teams() / (all * phase_count), 1), at = threadIdx.x - 32;
         const int numbers[DIVISORS] = {all, phase_count, row_tiles, turn, pw, ph, pd, x_width, x_height, x_depth, units};
         int number = 0;
 #pragma unroll
@@ -173,28 +171,20 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
     if (threadIdx.x < 2 * WGS) finished[threadIdx.x] = 0;
 #endif
     if (threadIdx.x >= 64 && threadIdx.x < 72) zeros[threadIdx.x - 64] = make_uint4(0, 0, 0, 0);
-    const int own = threadIdx.x % phase_count;
-    const Phase phase(s, own);
-    if (threadIdx.x < phase_count) phases[own] = phase;
-    __syncthreads();
-    // Later it is looked at anew: a predicate that is held takes a register that there is not.
-    int ordered = by_work;
-    asm volatile("" : "+r"(ordered));
-    if (ordered) {
-        // Those with most taps first.
-        int rank = 0;
-        for (int other = 0; other < phase_count; other++) {
-            const int more = phases[other].taps() - phase.taps();
-            rank += more > 0 || more == 0 && other < own;
-        }
-        __syncthreads();
-        if (threadIdx.x < phase_count) phases[rank] = phase;
-        __syncthreads();
-    }
+    // Where tables will be.
+    Residue *const residues = (Residue *)tables;
+    const int residue = threadIdx.x - 96;
+    if (residue >= 0 && residue < s.residues()) residues[residue] = Residue(s, residue);
 #ifdef SPLIT
-    int tiles = 0;
-    for (int other = 0; other < phase_count; other++) tiles += of_phase * Unit::parts_of(phases[other], taps_of_part, chunks);
+    await_cluster();
+#else
+    __syncthreads();
 #endif
+    if (threadIdx.x < phase_count) {
+        const Phase phase(s, residues, threadIdx.x);
+        phases[by_work ? phase.rank(s, residues, threadIdx.x) : threadIdx.x] = phase;
+    }
+    __syncthreads();
     if (threadIdx.x >= CONSUMERS) {
         static_assert(ALONE);
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
@@ -218,18 +208,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
             return;
         }
         // The producer: one warp.
-        await_previous();
         const int lane = threadIdx.x % 32;
         int at_a = 0, phase_a = 1, at_b = 0, phase_b = 1;
 #pragma unroll 1
-        for (int round = 0; round * grid_blocks() < tiles; round++) {
+        for (int round = 0; round * teams() < tiles; round++) {
             const int index = tile_of(round, by_work);
             if (index >= tiles) continue;
-            const Unit unit(phases, of_phase, taps_of_part, chunks, index);
-            const Tile<const Phase &> t(s, *by, phases, unit.tile);
+            const Tile<const Phase &> t(s, *by, phases, index);
             const int slice = t.column_block / blocks;
             const int length = BM + (t.phase.nh - 1) * back_h * in_w + (t.phase.nw - 1) * back_w;
-            const Stages stages(t, unit, chunks);
+            const Stages stages(t, chunks);
+            await_previous();
 #pragma unroll 1
             for (int ad = stages.first_ad; ad < stages.past_ad; ad++) {
                 // Both operands have fewer pieces of 16 bytes than 2^31.
@@ -278,7 +267,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
     }
 
     // A consumer.
-    await_previous();
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
     const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
     const int thread = threadIdx.x % 128, lane = threadIdx.x % 32;
@@ -296,11 +284,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
     int at_a = 0, phase_a = 0, at_b = 0, phase_b = 0, known = -1;
 
 #pragma unroll 1
-    for (int round = 0; round * grid_blocks() < tiles; round++) {
+    for (int round = 0; round * teams() < tiles; round++) {
         const int index = tile_of(round, by_work);
         if (index >= tiles) continue;
-        const Unit unit(phases, of_phase, taps_of_part, chunks, index);
-        const Tile<Phase> t(s, *by, phases, unit.tile);
+        const Tile<Phase> t(s, *by, phases, index);
         const int row = t.row0 + warpgroup * M + thread / 32 * ROWS + lane % ROWS;
         const Position at(s, *by, row);
         // The voxel that this lane's row reaches by the first taps, and the taps along each axis that reach one.
@@ -334,7 +321,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
         // Of the next unit: the bits of its taps, and the voxel that its rows are counted from.
         constexpr unsigned W = 1, H = 1 << TAPS_OF_AXIS, D = H << TAPS_OF_AXIS;
         const unsigned past_w = W << t.phase.nw, past_h = H << t.phase.nh;
-        const Stages stages(t, unit, chunks);
+        const Stages stages(t, chunks);
         unsigned of_w = W, of_h = H, of_d = D << stages.first_ad;
         int ad = stages.first_ad, chunk = stages.first_chunk, left = stages.units;
         int behind = t.from(s, ad) + ad * back_d * in_h * in_w;
@@ -418,21 +405,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
             held = at_b;
             if (++at_b == b_stages) at_b = 0, phase_b ^= 1;
         };
-        if (left > 0) {
-            unsigned one[STEPS][MI][4], other[STEPS][MI][4];
-#pragma unroll 1
-            while (true) {
-                multiply_by(one, load(one));
-                if (--left == 0) break;
-                multiply_by(other, load(other));
-                if (--left == 0) break;
-            }
-            matrix_wait<0>();
-            give_back();
-            if (lane == 0) barrier_arrive(empty_b + 8 * held);
-        }
-
-        // Where rows and columns go. Offsets are 32-bit from the tile's first sample on.
+        // What is found out before this takes as long as a small pack.
+        await_previous();
+        // Where columns go.
         const int slice = t.column_block / blocks, channel0 = (t.column_block - slice * blocks) * CHANNELS;
         if (FORGETS || t.column_block != known) {
             known = t.column_block;
@@ -456,16 +431,27 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
             }
             asm volatile("bar.sync %0, 128;" ::"r"(warpgroup + 1) : "memory");
         }
+        if (left > 0) {
+            unsigned one[STEPS][MI][4], other[STEPS][MI][4];
+#pragma unroll 1
+            while (true) {
+                multiply_by(one, load(one));
+                if (--left == 0) break;
+                multiply_by(other, load(other));
+                if (--left == 0) break;
+            }
+            matrix_wait<0>();
+            give_back();
+            if (lane == 0) barrier_arrive(empty_b + 8 * held);
+        }
+
 #ifndef COUNTS
         if (!stored[warpgroup]) continue;
 #endif
 #ifdef SPLIT
-        // The same for all lanes, which the compiler has to know.
-        if (__shfl_sync(0xffffffffu, unit.parts, 0) > 1) {
-            const auto of_vector = [&](int k) -> float * { return sum[k / (MI * REGISTERS / 4)][k / (REGISTERS / 4) % MI] + k % (REGISTERS / 4) * 4; };
-            int *const word = (int *)(staged - thread / 32 * STAGING);
-            if (!are_all_sums<RH * MI * REGISTERS / 4>(of_vector, partials, arrived, index, unit.part, unit.parts, word, warpgroup)) continue;
-        }
+        const auto of_vector = [&](int k) -> float * { return sum[k / (MI * REGISTERS / 4)][k / (REGISTERS / 4) % MI] + k % (REGISTERS / 4) * 4; };
+        const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
+        if (!cluster.are_all(of_vector, warp, round)) continue;
 #endif
         // What is always so, but not for the compiler: without a branch it spills.
         if (SCALED ? rows > 0 : has_bias) {
@@ -489,6 +475,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
         }
 #pragma unroll
         for (int of = 0; of < RH; of++) straighten(sum[of], activation, slope);
+        // Offsets are 32-bit from the tile's first sample on.
         const int od = at.d * d_stride + t.phase.rd, oh = at.h * h_stride + t.phase.rh, ow = at.w * w_stride + t.phase.rw;
         // Where this lane's row goes, and how many lines of it there are.
         const int row_at = (at.n - t.at.n) * y_n + od * y_d + oh * y_h + ow * y_w, lines = row < rows && od < d_out ? h_out - oh : 0;
@@ -519,7 +506,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
                     epilogue.rows(sum[of]);
                     continue;
                 }
-                if (dense && activation <= 2) {
+                if (WHOLE_GROUPS && dense && activation <= 2) {
                     epilogue.dense<uint4>(sum[of], warpgroup, [&](int of_warpgroup) {
                         const int first = t.row0 + warpgroup * M + of_warpgroup, n = Position(s, *by, first).n;
                         return first < rows ? (n - t.at.n) * y_n + first - n * y_c : -1;
@@ -562,9 +549,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) gather_gemm(
         }
         Teller<Divisors>::finish(finished, warpgroup);
 #endif
+#ifdef SPLIT
+        cluster.have_been_read(warp);
+#endif
     }
 #ifdef COUNTS
     if (norm_words) norm.work<NormBehind::BY_REGISTERS>(nullptr, [] { return true; });
+#endif
+#ifdef SPLIT
+    // Others may still tell this block that they have read what it brought.
+    await_cluster();
 #endif
 #ifndef COUNTS
     // Then no block has stored anything; each has had a tile.

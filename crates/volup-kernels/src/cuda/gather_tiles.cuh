@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "cluster_sums.cuh"
 #include "divisor.cuh"
 #include "halo_epilogue.cuh"
 #include "launch.cuh"
@@ -30,6 +31,31 @@ struct Axis {
 struct Sizes {
     int voxels, pd, ph, pw, in_d, in_h, in_w, back_d, back_h, back_w, by_work;
     Axis d, h, w;
+
+    /// Residues of each axis that phases are of.
+    __device__ int along_h() const { return h.stride / RH; }
+    __device__ int along_w() const { return w.stride / RW; }
+    __device__ int residues() const { return d.stride + along_h() + along_w(); }
+};
+
+/// A residue of an axis: its first tap, how many there are, and the voxel that the first one reaches from position 0.
+struct Residue {
+    int first, taps, reached;
+
+    Residue() = default;
+    /// Of all axes', depth first, one after the other.
+    __device__ Residue(const Sizes &s, int index) {
+        const int of_h = index - s.d.stride, of_w = of_h - s.along_h();
+        const bool is_w = of_w >= 0, is_h = !is_w && of_h >= 0;
+        const Axis axis = is_w ? s.w : is_h ? s.h : s.d;
+        if (RW == 2 && is_w || RH == 2 && is_h) {
+            // Two residues that see the same voxels: taps in pairs, of which the first may lack its first, and the last its second.
+            first = -(axis.padding % 2), taps = (axis.kernel - first + 1) / 2, reached = (axis.padding + 1) / 2;
+            return;
+        }
+        const int residue = is_w ? of_w : is_h ? of_h : index;
+        first = axis.first_tap(residue), taps = axis.taps(first), reached = axis.reached(first, residue);
+    }
 };
 
 /// Residues along all axes: first taps, how many there are, and the voxel that the first ones reach from position 0.
@@ -37,20 +63,32 @@ struct Phase {
     int rd, rh, rw, td, th, tw, nd, nh, nw, cd, ch, cw;
 
     Phase(const Phase &) = default;
-    __device__ Phase(const Sizes &s, int phase) {
-        const int along_w = s.w.stride / RW, along_h = s.h.stride / RH;
-        rw = phase % along_w;
-        rh = phase / along_w % along_h;
-        rd = phase / along_w / along_h;
-        td = s.d.first_tap(rd), th = s.h.first_tap(rh), tw = s.w.first_tap(rw);
-        nd = s.d.taps(td), nh = s.h.taps(th), nw = s.w.taps(tw);
-        cd = s.d.reached(td, rd), ch = s.h.reached(th, rh), cw = s.w.reached(tw, rw);
-        // Two residues that see the same voxels: taps in pairs, of which the first may lack its first, and the last its second.
-        if (RW == 2) tw = -(s.w.padding % 2), nw = (s.w.kernel - tw + 1) / 2, cw = (s.w.padding + 1) / 2;
-        if (RH == 2) th = -(s.h.padding % 2), nh = (s.h.kernel - th + 1) / 2, ch = (s.h.padding + 1) / 2;
+    __device__ Phase(const Sizes &s, const Residue *residues, int phase) {
+        const int along_w = s.along_w(), along_h = s.along_h(), line = phase / along_w;
+        rw = phase - line * along_w;
+        rd = line / along_h;
+        rh = line - rd * along_h;
+        const Residue d = residues[rd], h = residues[s.d.stride + rh], w = residues[s.d.stride + along_h + rw];
+        td = d.first, th = h.first, tw = w.first;
+        nd = d.taps, nh = h.taps, nw = w.taps;
+        cd = d.reached, ch = h.reached, cw = w.reached;
         if (nd * nh * nw == 0) nd = nh = nw = 0;
     }
     __device__ int taps() const { return nd * nh * nw; }
+
+    /// How many phases come before this one, those with most taps first.
+    __device__ int rank(const Sizes &s, const Residue *residues, int phase) const {
+        const Residue *const of_h = residues + s.d.stride, *const of_w = of_h + s.along_h();
+        int rank = 0, other = 0;
+        for (int d = 0; d < s.d.stride; d++)
+            for (int h = 0; h < s.along_h(); h++)
+                for (int w = 0; w < s.along_w(); w++) {
+                    const int more = residues[d].taps * of_h[h].taps * of_w[w].taps - taps();
+                    rank += more > 0 || more == 0 && other < phase;
+                    other++;
+                }
+        return rank;
+    }
 };
 
 /// A row's sample and position.
@@ -119,37 +157,13 @@ template <typename Of> struct Tile {
     }
 };
 
-/// A unit of work: a tile, or a part of it, one of so many.
-struct Unit {
-    int tile, part, parts;
-
-#ifdef SPLIT
-    __device__ __forceinline__ static int parts_of(const Phase &phase, int taps_of_part, int chunks) {
-        return max(min((phase.taps() + taps_of_part - 1) / taps_of_part, phase.nd * chunks), 1);
-    }
-    /// That of an index, of `of_phase` tiles of each phase.
-    __device__ __forceinline__ Unit(const Phase *phases, int of_phase, int taps_of_part, int chunks, int index) : tile(0) {
-        while ((parts = parts_of(*phases, taps_of_part, chunks)) * of_phase <= index) {
-            index -= parts * of_phase;
-            tile += of_phase;
-            phases++;
-        }
-        const int own = index / parts;
-        tile += own;
-        part = index - own * parts;
-    }
-#else
-    __device__ __forceinline__ Unit(const Phase *, int, int, int, int index) : tile(index) {}
-#endif
-};
-
-/// Its stages: a tap along depth and a chunk each, in this order.
+/// Its stages: a tap along depth and a chunk each, in this order. With SPLIT those of a block of the cluster.
 struct Stages {
     int first_ad, past_ad, first_chunk, past_chunk, units;
 
 #ifdef SPLIT
-    template <typename Of> __device__ __forceinline__ Stages(const Tile<Of> &t, const Unit &unit, int chunks) {
-        const int all = (t.past_ad - t.first_ad) * chunks, first = unit.part * all / unit.parts, past = (unit.part + 1) * all / unit.parts;
+    template <typename Of> __device__ __forceinline__ Stages(const Tile<Of> &t, int chunks) {
+        const int all = (t.past_ad - t.first_ad) * chunks, rank = cluster_rank(), first = rank * all / SPLIT, past = (rank + 1) * all / SPLIT;
         const int first_plane = first / chunks, past_plane = (past + chunks - 1) / chunks;
         first_ad = t.first_ad + first_plane, past_ad = first < past ? t.first_ad + past_plane : first_ad;
         first_chunk = first - first_plane * chunks, past_chunk = past - (past_plane - 1) * chunks;
@@ -158,14 +172,14 @@ struct Stages {
     __device__ __forceinline__ int first(int ad) const { return ad == first_ad ? first_chunk : 0; }
     __device__ __forceinline__ int past(int ad, int chunks) const { return ad == past_ad - 1 ? past_chunk : chunks; }
 #else
-    template <typename Of> __device__ __forceinline__ Stages(const Tile<Of> &t, const Unit &, int chunks)
+    template <typename Of> __device__ __forceinline__ Stages(const Tile<Of> &t, int chunks)
         : first_ad(t.first_ad), past_ad(t.past_ad), first_chunk(0), past_chunk(chunks), units(t.units() * chunks) {}
     __device__ __forceinline__ int first(int) const { return 0; }
     __device__ __forceinline__ int past(int, int chunks) const { return chunks; }
 #endif
 };
 
-/// The turn of a block's unit among all: by work, turns go to and fro.
+/// The turn of a team's tile among all: by work, turns go to and fro.
 __device__ __forceinline__ int tile_of(int round, int by_work) {
-    return round * grid_blocks() + (by_work && round & 1 ? grid_blocks() - 1 - blockIdx.x : blockIdx.x);
+    return round * teams() + (by_work && round & 1 ? teams() - 1 - team() : team());
 }

@@ -45,10 +45,12 @@
 // `unit_steps` steps each (1 or `w_steps`). `resident`: every unit that the block will ever need fits in
 // the ring; each is copied once. Then the block keeps to one slice and column block, and the grid is a
 // multiple of slices*blocks. Depth taps whose planes are all gaps are skipped. Sums go to y through shared
-// memory, a warp's by itself, so that neighbouring lanes write neighbours.
+// memory, a warp's by itself, so that neighbouring lanes write neighbours. With SPLIT, for few tiles, without `resident`, as many blocks are
+// a cluster that does a tile together, each a range of its chunks, of which there are no fewer (`cluster_sums.cuh`).
 //
 // Shared memory, in order: barriers, then at 1 KB divisors and phases, at 4 KB tables of columns for each
-// warpgroup, staging areas for each warp, with TAPS products of each warp for the one before it, A's ring (`a_stages`), B's ring (`b_stages`).
+// warpgroup, staging areas for each warp, with TAPS products of each warp for the one before it, A's ring (`a_stages`), B's ring (`b_stages`),
+// with SPLIT sums of other blocks.
 //
 // # Numbers
 //
@@ -62,13 +64,14 @@
 // It may be launched so that it starts while the packs still run: it waits for them itself.
 //
 // Block: 128 threads a warpgroup, and 128 where CTAS is 1, else 32, for the producer. Grid: any number of
-// blocks along the first axis, with `resident` a multiple of slices*blocks. Tiles run over column blocks,
+// blocks or clusters along the first axis, with `resident` a multiple of slices*blocks. Tiles run over column blocks,
 // slices, phases, rows; a block takes every grid-th. With `by_work`, for few tiles, phases are those with
 // most taps first, a block's next tile is of the phase as far from the other end, and the grid is a multiple of
-// slices*blocks*phases. Bytes of dynamic shared memory, with TAPS `32*WGS*BN*w_reach` more:
+// slices*blocks*phases. Bytes of dynamic shared memory, with TAPS `32*WGS*BN*w_reach` more, with SPLIT
+// `4*BM*BN*(SPLIT - 1)/SPLIT`:
 // `4096 + WGS*(16*BN + 4096*MI + 1024) + a_stages*parts*chunk_panels*stage_rows*16 + b_stages*unit`,
 // `unit = unit_steps*parts*chunk_panels*BN*16`; `stage_rows` a multiple of 8, at least two stages of each,
-// at most 60 of both together; `d_stride*h_stride` at most 64.
+// at most 60 of both together, with SPLIT 54; `d_stride*h_stride` at most 64.
 //
 // Parameters, in order:
 //
@@ -93,10 +96,7 @@
 // 11. What `definition.cuh` asks for, before `unless`: with `guarded` control words are final when this starts, and where they say that
 //    packed operands do not do, nothing is stored of the products, and the definition is computed instead; else all of it is zero.
 // 12. Last, for two tf32: `unless` (null, or words after which the result of another kernel may stand; then nothing is done).
-// 13. With SPLIT, without `resident`: `split` (parts that each tile is done in, ranges of its chunks that are units of work of their own, at
-//    most as many as chunks; the part that comes last ends the tile, `split_sums.cuh`), `partials` (float32, BM by BN for each part), `arrived`
-//    (zeros at first, WGS words for each part).
-// 14. With COUNTS, which is for KIND 2 and a block that is alone, and leaves the definition to another launch, the two last items of
+// 13. With COUNTS, which is for KIND 2 and a block that is alone, and leaves the definition to another launch, the two last items of
 //    `gather_gemm`: statistics of y, where rows are one or two outputs of a channel, of two `channels_first`; and the group norm beside
 //    the product, where `by_work` is 0, by 2 or 3 of the producer's warps.
 
@@ -130,17 +130,13 @@ template <int COUNT> struct Count {
 /// rows, and there are registers for the sums. The assembler does not let other instructions add to a part of an instruction's sums.
 #define BOTH (KIND == 2 && BN <= (CTAS == 1 ? 48 : 32))
 
-/// Parts of a tile: ranges of its chunks, which are units of work of their own.
+/// Of a tile's chunks those that a block multiplies.
 #ifdef SPLIT
-#define SPLIT_IN split
-#define TILE_OF(index) ((index) / split)
-#define FIRST_CHUNK(index) ((index) % split * chunks / split)
-#define PAST_CHUNK(index) (((index) % split + 1) * chunks / split)
+#define FIRST_CHUNK ((int)cluster_rank() * chunks / SPLIT)
+#define PAST_CHUNK (((int)cluster_rank() + 1) * chunks / SPLIT)
 #else
-#define SPLIT_IN 1
-#define TILE_OF(index) (index)
-#define FIRST_CHUNK(index) 0
-#define PAST_CHUNK(index) chunks
+#define FIRST_CHUNK 0
+#define PAST_CHUNK chunks
 #endif
 
 /// Whether the definition stands in this kernel, too: there is one that has no registers for it.
@@ -157,6 +153,7 @@ template <int COUNT> struct Count {
 #define PACKS_AHEAD 1
 #endif
 
+#include "cluster_sums.cuh"
 #include "definition.cuh"
 #include "divisor.cuh"
 #include "gradient_taps.cuh"
@@ -167,9 +164,6 @@ template <int COUNT> struct Count {
 #include "halo_tiles.cuh"
 #include "launch.cuh"
 #include "pack_ahead.cuh"
-#ifdef SPLIT
-#include "split_sums.cuh"
-#endif
 #ifdef COUNTS
 #include "epilogue_statistics.cuh"
 #include "norm_behind.cuh"
@@ -177,6 +171,9 @@ template <int COUNT> struct Count {
 
 #include <type_traits>
 
+#ifdef SPLIT
+using Cluster = ClusterSums<SPLIT, 4 * WGS, MI * REGISTERS / 4>;
+#endif
 /// Whether there are registers for more than sums; what is kept in them if there are.
 constexpr int SUMS = MI * REGISTERS * (BOTH ? 4 : KIND == 2 ? 3 : PARTED ? 2 : 1);
 #if defined(SHORT)
@@ -200,7 +197,7 @@ constexpr bool FORGETS = false;
 static_assert(KIND == 2 && ALONE);
 #endif
 
-extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
+extern "C" __global__ void __launch_bounds__(THREADS, CTAS) CLUSTER halo_gemm(
     const char *a, const char *b, unsigned *control,
 #if SCALED
     const float *scale_w,
@@ -224,9 +221,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
     int units, int before, int shift, int pieces, int ahead, DEFINITION_PARAMETERS
 #if KIND == 3
     , const unsigned *unless
-#endif
-#ifdef SPLIT
-    , int split, float *partials, unsigned *arrived
 #endif
 #ifdef COUNTS
     , float *parts, float *counts, int part_chunks, int part_phases, int out_channels, int joined, int relus,
@@ -282,7 +276,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
     if (threadIdx.x == 96) finished[2 * WGS] = tiles;
     const auto tile_count = [&] { return *(const volatile int *)(finished + 2 * WGS); };
 #else
-    const auto tile_count = [&] { return tiles * SPLIT_IN; };
+    const auto tile_count = [&] { return tiles; };
 #endif
 
     if (threadIdx.x == 0) {
@@ -298,7 +292,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
     }
     // Each by a thread of its own: they take long.
     if (threadIdx.x >= 32 && threadIdx.x < 32 + DIVISORS) {
-        const int all = slices * blocks, phase_count = d_stride * h_stride, turn = max((int)gridDim.x / (all * phase_count), 1);
+        const int all = slices * blocks, phase_count = d_stride * h_stride, turn = max(teams() / (all * phase_count), 1);
         const int at = threadIdx.x - 32;
         ((Divisor *)by)[at] = Divisor(at == 0 ? all : at == 1 ? phase_count : at == 2 ? turn : at == 3 ? pw : at == 4 ? ph : at == 5 ? pd : units);
     }
@@ -312,7 +306,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
     }
 #endif
     const int back_h = h_dilation / (h_stride / h_step) * pw;
+#ifdef SPLIT
+    const Cluster cluster = {ring_b + b_stages * unit_bytes, shared(memory) + 1024 - Cluster::BARRIERS};
+    if (threadIdx.x >= 64 && threadIdx.x < 64 + Cluster::BARRIERS / 8) {
+        cluster.begin(threadIdx.x - 64);
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    await_cluster();
+#else
     __syncthreads();
+#endif
     if (BY_WORK) {
         // Those with most taps first.
         const int count = d_stride * h_stride, at = threadIdx.x % count;
@@ -349,12 +352,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
             return;
         }
         // The producer: one warp.
-        await_previous();
         const int lane = threadIdx.x % 32;
         const long long a_panel = 16ll * a_rows;
         const int units = d_kernel * chunks * h_kernel * (w_steps / unit_steps);
         int at_a = 0, phase_a = 1, at_b = 0, phase_b = 1;
         if (resident) {
+            await_previous();
             const char *from = b + (long long)(blockIdx.x % (slices * blocks)) * units * unit_bytes;
 #pragma unroll 1
             for (int u = lane; u < units; u += 32) {
@@ -363,9 +366,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
             }
         }
 #pragma unroll 1
-        for (int tile = blockIdx.x; tile < tile_count(); tile += gridDim.x) {
-            const Tile t(s, *by, phases, TILE_OF(tile));
+        for (int tile = team(); tile < tile_count(); tile += teams()) {
+            const Tile t(s, *by, phases, tile);
             const int slice = t.column_block / blocks;
+            // What is found out before this takes as long as a small pack.
+            await_previous();
 #if PACKS_AHEAD
             const int of_row0 = t.row0 + t.phase.rows, behind = (t.phase.nd - 1) * t.phase.back_d * ph * pw + (t.phase.nh - 1) * back_h;
             packed.await(of_row0 - behind, of_row0 + BM - 1 + (w_steps - 1) * w_step, {by->line, by->height, by->depth, by->units});
@@ -374,7 +379,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
             for (int ad = 0; ad < t.phase.nd; ad++) {
                 if (t.skipped(ad)) continue;
 #pragma unroll 1
-                for (int chunk = FIRST_CHUNK(tile); chunk < PAST_CHUNK(tile); chunk++) {
+                for (int chunk = FIRST_CHUNK; chunk < PAST_CHUNK; chunk++) {
                     LACKING(chunk)
 #pragma unroll 1
                     for (int group = whole_h ? 0 : FIRST_H; group < (whole_h ? 1 : t.phase.nh); group++) {
@@ -444,8 +449,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
     int turn = 0;
 #endif
 
-    for (int tile = blockIdx.x; tile < tile_count(); tile += gridDim.x) {
-        const Tile own(s, *by, phases, TILE_OF(tile));
+#ifdef SPLIT
+    int round = -1;
+#endif
+    for (int tile = team(); tile < tile_count(); tile += teams()) {
+        const Tile own(s, *by, phases, tile);
+#ifdef SPLIT
+        round++;
+#endif
         float sum[MI][REGISTERS];
 #if KIND == 2
         float cross[MI][REGISTERS];
@@ -479,7 +490,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
             for (int ad = 0; ad < nd; ad++) {
                 if (own.skipped(ad)) continue;
 #pragma unroll 1
-                for (int chunk = FIRST_CHUNK(tile), past = PAST_CHUNK(tile); chunk < past; chunk++) {
+                for (int chunk = FIRST_CHUNK, past = PAST_CHUNK; chunk < past; chunk++) {
                     LACKING(chunk)
                     const int units_w = UNITS_OF(units_of_w), steps_w = STEPS_OF(steps_of_unit);
 #pragma unroll 1
@@ -649,8 +660,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
 #endif
 #ifdef SPLIT
         const auto of_vector = [&](int k) -> float * { return sum[k / (REGISTERS / 4)] + k % (REGISTERS / 4) * 4; };
-        int *const word = (int *)(staged - thread / 32 * STAGING);
-        if (!are_all_sums<MI * REGISTERS / 4>(of_vector, partials, arrived, tile, tile % split, split, word, warpgroup)) continue;
+        const int warp = __shfl_sync(0xffffffffu, threadIdx.x / 32, 0);
+        if (!cluster.are_all(of_vector, warp, round)) continue;
 #endif
         // Scale, bias and straight activations in registers; what is not there costs nothing.
 #ifdef TAPS
@@ -715,7 +726,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
                 epilogue.pairs<2 / RESIDUES>(sum);
                 return;
             }
-            if (dense && outputs == 1 && activation <= 2) {
+            if (WHOLE_GROUPS && dense && outputs == 1 && activation <= 2) {
                 epilogue.dense<uint4>(sum, warpgroup, [&](int of_warpgroup) {
                     const int first = t.row0 + warpgroup * M + of_warpgroup, of_sample = by->depth.divide(by->height.divide(by->line.divide(first)));
                     return first < (FIRST_SUM ? min(rows, t.row0 + advance) : rows) ? (of_sample - sample0) * y_n + first - of_sample * y_c : -1;
@@ -743,6 +754,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
             }
         };
         write();
+#ifdef SPLIT
+        cluster.have_been_read(warp);
+#endif
 #ifdef COUNTS
         if (relus) straighten(sum, 1, 0.0);
         const unsigned there = here ? ((unsigned)ow < (unsigned)w_out) | ((unsigned)(ow + outputs - 1) < (unsigned)w_out) << 1 : 0;
@@ -760,6 +774,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) halo_gemm(
     }
 #ifdef COUNTS
     if (norm_words) norm.work<NormBehind::BY_REGISTERS>(nullptr, [] { return true; });
+#endif
+#ifdef SPLIT
+    // Others may still tell this block that they have read what it brought.
+    await_cluster();
 #endif
 #if WITHIN
     // Then no block has stored anything; each has had a tile.

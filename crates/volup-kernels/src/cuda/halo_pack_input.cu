@@ -5,9 +5,10 @@
 // `x_n`, `x_c`, `x_d`, `x_h`, `x_w`, `lanes`; for two tf32 `unless` (null, or words after which the result of another kernel may stand;
 // then nothing is done); for two fp16 `again` (1: nothing is done unless the sample of the input, which they are scaled by, has turned
 // out too small, or coarse positions are counted once more); last, for one and two fp16, `awaits` (1: the launch before this one is
-// `half_scale`; 0: it is one that has waited for that). Threads: 256; `lanes` of them (1, 2, 4 or 8) share a row.
+// `half_scale`; 0: it is one that has waited for that). Threads: 256; `lanes` of them (a power of two, at most 32) share a row.
 // `x_c` = 1 is read by vectors of channels, `x_w` = 1 by vectors of a row's positions, where sizes and addresses
-// allow. Grid: any number of blocks along the first axis. Control words as in `pack`; one and two fp16 read word 4, which `half_scale` has
+// allow. Grid: any number of blocks along the first axis. Dynamic shared memory: 32 KB where channels of 16 bits or tf32 lie together and
+// a row is one thread's, else none. Control words as in `pack`, null if nobody asks; one and two fp16 read word 4, which `half_scale` has
 // filled, and of two word 0 is the largest magnitude when it is done. It may be launched so that it starts while `halo_pack_weight` still
 // runs, and does not end before that.
 
@@ -189,7 +190,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) halo_pack_input(
     const auto whole = [&] { return slices == 1 && slice_in % E == 0; };
     // Of few pieces half of the lanes would read nothing.
     const bool together = !SCALED && channels && lanes == 1 && slice_in % E == 0 && slices * channel_panels > 4;
-    [[maybe_unused]] __shared__ uint4 staged[SCALED ? 1 : 256 * 8];
+    [[maybe_unused]] extern __shared__ uint4 staged[];
     // What is scaled has largest magnitudes of positions.
     [[maybe_unused]] __shared__ unsigned largest_of[SCALED ? 256 : 1];
     unsigned most = 0;
@@ -199,13 +200,13 @@ extern "C" __global__ void __launch_bounds__(256, 4) halo_pack_input(
         most = max(most, as_float32(Element{}, largest(Element{}, of_position)));
 #if SCALED
         if (lanes > 1) {
-            largest_of[threadIdx.x] = of_position;
+            largest_of[local * lanes + lane] = of_position;
             __syncthreads();
-            if (lane == 0)
-                for (int l = 1; l < lanes; l++) of_position = max(of_position, largest_of[dense ? local * lanes + l : l * block_rows + local]);
+            of_position = largest_of[threadIdx.x];
+            for (int apart = 1; apart < lanes; apart *= 2) of_position = max(of_position, __shfl_xor_sync(0xffffffffu, of_position, apart));
             __syncthreads();
         }
-        coarse_ones += lane == 0 && is_coarse(of_position, scale);
+        coarse_ones += threadIdx.x % lanes == 0 && is_coarse(of_position, scale);
 #endif
     };
     __syncthreads();
@@ -264,7 +265,7 @@ extern "C" __global__ void __launch_bounds__(256, 4) halo_pack_input(
     if (coarse_ones) atomicAdd(&control[2], coarse_ones);
 #endif
 #if KIND != 5
-    raise(&control[0], most);
+    if (control) raise(&control[0], most);
 #endif
     // The weight's pack: whoever waits for this one waits for both.
     await_previous();

@@ -71,7 +71,13 @@ __device__ __forceinline__ unsigned long long across(unsigned address, unsigned 
 }
 
 /// The same in two steps, of which the first does for all places that are whole pieces of 16 bytes apart: these are added to it.
-__device__ __forceinline__ unsigned place(unsigned address, unsigned panel) { return address >> 4 | panel >> 4 << 16; }
+__device__ __forceinline__ unsigned place(unsigned address, unsigned panel) {
+#ifdef SPLIT
+    // Addresses of a cluster's blocks say whose memory they are of.
+    address &= 0x3ffff;
+#endif
+    return address >> 4 | panel >> 4 << 16;
+}
 template <int STRIDE> __device__ __forceinline__ unsigned long long operand_at(unsigned place) { return 8ull * STRIDE << 32 | place; }
 
 __device__ __forceinline__ void matrix_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }

@@ -8,7 +8,7 @@ use crate::plan::classes::{Classes, Short};
 use crate::plan::norm::Way;
 use crate::plan::norm_behind;
 use crate::plan::pack::Operand;
-use crate::plan::panels::{WeightPanels, partials};
+use crate::plan::panels::{WeightPanels, most_teams};
 use crate::plan::phases::{Lattice, strides_of_lattices};
 use volup::{MemoryFormat, Result};
 
@@ -27,12 +27,7 @@ impl Halo<'_> {
         steps: &mut Vec<Step>,
     ) -> Result<()> {
         let request = context.request;
-        let parted = self.split.map_or(0, |[_, parts]| parts);
-        let more = if self.along {
-            self.input(context, self.batch).words()
-        } else {
-            parted * size(self.kernel, "WGS")
-        };
+        let more = if self.along { self.input(context, self.batch).words() } else { 0 };
         let (control, words) = norm_behind::control(context, more, self.behind, workspace, steps);
         let [weight, scale] = self.pack_weight(context, control, workspace, steps)?;
         if context.packed {
@@ -46,19 +41,13 @@ impl Halo<'_> {
         let in_sample = channels * self.axes.iter().map(|axis| axis.axis.input).product::<usize>();
         let out_sample = request.geometry.conv().out_channels() * request.geometry.output_voxels();
         let (parts, statistics) = self.of_samples.tell(context, self.way, words, workspace)?;
-        let mut more = Vec::new();
-        if let Some([of_tile, _]) = self.split {
-            push(&mut more, [of_tile])?;
-            more.extend(partials(self.kernel, parted, control, workspace));
-        }
-        more.extend(statistics);
         for start in (0..batch).step_by(self.batch) {
             let count = self.batch.min(batch - start);
             let at = |sample: usize| (start * sample * request.dtype.size()) as u64;
             if !self.along {
                 // The first goes along with the weight's; later ones write what the product before them reads.
                 let panels = self.input(context, count);
-                panels.pack(context, at(in_sample), input, control, start == 0, steps)?;
+                panels.pack(context, at(in_sample), input, Some(control), start == 0, steps)?;
             }
             if start == 0 && has_gaps(&self.lattices) {
                 fill(context, self.operand, &self.lattices, steps)?;
@@ -66,7 +55,7 @@ impl Halo<'_> {
             let operands = [input, weight, control, scale];
             let operands = operands.map(|at| Argument::Pointer(Buffer::Workspace, at));
             let part = (count, at(out_sample));
-            self.multiply(context, operands, control, part, more.clone(), steps)?;
+            self.multiply(context, operands, control, part, statistics.clone(), steps)?;
         }
         // Where the input or the weight holds what the fast path cannot compute with, the definition.
         if !self.knows_early(context) {
@@ -169,7 +158,6 @@ impl Halo<'_> {
         let all = self.slices * self.blocks;
         let phases = depth.axis.stride * height.axis.stride;
         let tiles = rows.div_ceil(self.advance()) * phases * all;
-        let tiles = self.split.map_or(tiles, |[_, parts]| parts);
         let side_by_side = context.device.multiprocessors * size(self.kernel, "CTAS");
         // Each block keeps to its columns, or to pairs of phases.
         let multiple = if self.by_work {
@@ -179,7 +167,11 @@ impl Halo<'_> {
         } else {
             1
         };
-        let blocks = (tiles.min(side_by_side) / multiple).max(1) * multiple;
+        let blocks = if self.team > 1 {
+            tiles.min(most_teams(context, self.kernel)) * self.team
+        } else {
+            (tiles.min(side_by_side) / multiple).max(1) * multiple
+        };
         let panels = self.input(context, count);
         let [_, height, width] = panels.voxels;
         arguments.push(Argument::Pointer(Buffer::Input, 0));

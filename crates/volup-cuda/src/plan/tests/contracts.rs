@@ -27,12 +27,11 @@ pub const LIFT: f64 = 2048.0;
 /// The share of a value that is split off.
 pub const SPLIT_OFF: f64 = 1.0 / 65536.0;
 /// Arguments that start at multiples of 256 bytes.
-const ALIGNED: [&str; 16] = [
+const ALIGNED: [&str; 15] = [
     "box_gemm a",
     "box_pack_weight out",
     "gather_gemm a",
     "gather_gemm b",
-    "gather_gemm partials",
     "halo_gemm a",
     "halo_gemm b",
     "halo_pack_input out",

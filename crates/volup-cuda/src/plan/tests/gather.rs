@@ -73,12 +73,6 @@ pub fn extents(call: &Call<'_>) -> Vec<(&'static str, i64)> {
     let mut found = vec![("a", a), ("b", taps * PANELS * columns * e), ("control", control)];
     found.push(("scale_w", product(&["slices", "blocks"]) * columns));
     found.extend(epilogue_statistics::extents(call));
-    if call.has("taps_of_part") {
-        found.extend([
-            ("partials", parted(call) * sums_of_tile(call)),
-            ("arrived", parted(call) * call.size("WGS")),
-        ]);
-    }
     found
 }
 
@@ -113,12 +107,10 @@ pub fn check(call: &Call<'_>) {
         packer_bytes(call)
     };
     norm_behind::check(call);
-    if call.has("taps_of_part") {
-        assert!(
-            call.ints(["by_work", "ahead"]) == [1, 0] && call.int("taps_of_part") > 0 && parted(call) > 0
-        );
-    }
-    assert_eq!(call.shared, 4608 + wgs * (16 * bn + 4096 * mi + 1024) + rings + packers);
+    let team = call.variant.param("SPLIT").unwrap_or(1);
+    assert!(team == 1 || call.ints(["by_work", "ahead"]) == [1, 0] && a_stages + b_stages <= 54);
+    let fixed = 4608 + wgs * (16 * bn + 4096 * mi + 1024);
+    assert_eq!(call.shared, fixed + rings + packers + brought_bytes(call));
     assert!(call.shared <= SHARED && i64::from(call.variant.threads) == 128 * (wgs + 1));
     assert!(a_stages >= 2 && b_stages >= 2 && a_stages + b_stages <= MOST[0] && stage_rows % 8 == 0);
     assert!(call.grid[0] > 0 && call.grid[1..] == [1, 1] && [0, 1].contains(&call.int("by_work")));
@@ -187,18 +179,14 @@ pub fn run(call: &Call<'_>, machine: &mut Machine) {
     let (all, phases) = (slices * blocks, phases(call));
     let count = phases.len() as i64;
     let row_tiles = (rows + bm - 1) / bm;
-    let (tiles, turn) = (row_tiles * count * all, (call.grid[0] / (all * count)).max(1));
-    let (units, is_split) = (units(call), call.has("taps_of_part"));
-    let total = units.len() as i64;
-    assert!(is_split || total == tiles);
+    let (tiles, turn) = (row_tiles * count * all, (teams(call) / (all * count)).max(1));
+    let teams = teams(call);
     let (mut seen, mut written) = (BTreeSet::new(), Vec::new());
-    for round in 0..(total + call.grid[0] - 1) / call.grid[0] {
-        for block in 0..call.grid[0] {
+    for round in 0..(tiles + teams - 1) / teams {
+        for team in 0..teams {
             let back = call.int("by_work") == 1 && round % 2 == 1;
-            let index = round * call.grid[0] + if back { call.grid[0] - 1 - block } else { block };
-            let Some(&Unit { tile: of_tile, part, parts }) = units.get(index as usize) else { continue };
-            // Who comes last has all sums.
-            if parts > 1 && !is_last(call, machine, index, part, parts) {
+            let of_tile = round * teams + if back { teams - 1 - team } else { team };
+            if of_tile >= tiles {
                 continue;
             }
             assert!(seen.insert(of_tile));
@@ -217,56 +205,18 @@ pub fn run(call: &Call<'_>, machine: &mut Machine) {
     }
 }
 
-/// A tile, or a part of one.
-#[derive(Clone, Copy)]
-struct Unit {
-    tile: i64,
-    part: i64,
-    parts: i64,
+/// Blocks, or clusters of them, that tiles are dealt out to.
+pub fn teams(call: &Call<'_>) -> i64 {
+    let team = call.variant.param("SPLIT").unwrap_or(1);
+    assert_eq!(call.grid[0] % team, 0);
+    call.grid[0] / team
 }
 
-/// All of them, in order.
-fn units(call: &Call<'_>) -> Vec<Unit> {
-    let [rows, slices, blocks] = call.ints(["rows", "slices", "blocks"]);
-    let of_phase = (rows + rows_of_tile(call) - 1) / rows_of_tile(call) * slices * blocks;
-    let mut found = Vec::new();
-    for (phase, residues) in (0..).zip(phases(call)) {
-        let [depth, height, width] = taps(call, residues).map(|taps| taps.count);
-        let parts = if call.has("taps_of_part") {
-            let of_part = call.int("taps_of_part");
-            ((depth * height * width + of_part - 1) / of_part).min(depth * call.int("chunks")).max(1)
-        } else {
-            1
-        };
-        for tile in phase * of_phase..(phase + 1) * of_phase {
-            found.extend((0..parts).map(|part| Unit { tile, part, parts }));
-        }
-    }
-    found
-}
-
-/// Parts of tiles that have several.
-fn parted(call: &Call<'_>) -> i64 {
-    units(call).iter().filter(|unit| unit.parts > 1).count() as i64
-}
-
-/// Sums of a tile.
-pub fn sums_of_tile(call: &Call<'_>) -> i64 {
-    rows_of_tile(call) * call.size("BN") * call.variant.param("RH").unwrap_or(1)
-}
-
-/// Leaves a part's sums, and says whether it is the last one of its tile that does.
-pub fn is_last(call: &Call<'_>, machine: &mut Machine, index: i64, part: i64, parts: i64) -> bool {
-    let (wgs, sums) = (call.size("WGS"), sums_of_tile(call));
-    machine.write(call.pointer("partials"), (index + 1) * sums - 1, 0.0);
-    let mut came = Vec::new();
-    for warpgroup in 0..wgs {
-        let (arrived, at) = (call.pointer("arrived"), (index - part) * wgs + warpgroup);
-        machine.update(arrived, at, |before| before + 1.0);
-        came.push(machine.read(arrived, at));
-    }
-    assert!(came.iter().all(|&other| other == came[0]) && came[0] <= parts as f64, "{came:?}");
-    came[0] == parts as f64
+/// Bytes of shared memory of sums that other blocks of a cluster bring.
+pub fn brought_bytes(call: &Call<'_>) -> i64 {
+    let team = call.variant.param("SPLIT").unwrap_or(1);
+    let sums = rows_of_tile(call) * call.size("BN") * call.variant.param("RH").unwrap_or(1);
+    4 * sums / team * (team - 1)
 }
 
 /// A row's sample and position.

@@ -5,7 +5,7 @@ use super::contracts::{
     through,
 };
 use super::epilogue_statistics::{self, Output, Place, counts, rows_of_sample};
-use super::gather::{is_last, sums_of_tile};
+use super::gather::{brought_bytes, teams};
 use super::gradient::stands;
 use super::machine::{Call, Machine, Pointer};
 use super::norm_behind::{self, Written};
@@ -117,13 +117,6 @@ pub fn extents(call: &Call<'_>) -> Vec<(&'static str, i64)> {
             let b = parts(call) * columns * taps * e;
             let mut found = vec![("a", a * e), ("b", b), control, ("scale_w", scales), ("unless", 2)];
             found.extend(epilogue_statistics::extents(call));
-            if call.has("split") {
-                let parts = tiles(call) * call.int("split");
-                found.extend([
-                    ("partials", parts * sums_of_tile(call)),
-                    ("arrived", parts * call.size("WGS")),
-                ]);
-            }
             found
         }
     }
@@ -205,7 +198,9 @@ fn pack_input(call: &Call<'_>, machine: &mut Machine) {
         channel_panels: call.int("channel_panels"),
         out: call.pointer("out"),
     };
-    assert!([1, 2, 4, 8].contains(&lanes) && call.grid[0] > 0 && call.grid[1..] == [1, 1]);
+    assert!([1, 2, 4, 8, 16, 32].contains(&lanes) && call.grid[0] > 0 && call.grid[1..] == [1, 1]);
+    let staged = lanes == 1 && call.int("x_c") == 1 && !scaled(call);
+    assert_eq!(call.shared, if staged { 32_768 } else { 0 });
     let again = call.has("again") && call.int("again") == 1;
     if again {
         // It waits for those before it.
@@ -261,7 +256,7 @@ fn pack(call: &Call<'_>, machine: &mut Machine, packing: &Packing, by: f64) {
     let &Packing { a_rows, lead, block, slices, slice_in, panels, channel_panels, out, .. } = packing;
     let ([pd, ph, pw], [n, depth, height, width]) = (packing.pitches, packing.sizes);
     let [x_n, x_c, x_d, x_h, x_w] = packing.strides;
-    let (x, control) = (call.pointer("x"), call.pointer("control"));
+    let x = call.pointer("x");
     let e = elements(out);
     assert!(block * channel_panels <= panels && slice_in <= channel_panels * e);
     let (mut most, mut coarse) = (0.0, 0.0);
@@ -300,9 +295,9 @@ fn pack(call: &Call<'_>, machine: &mut Machine, packing: &Packing, by: f64) {
         }
     }
     if scaled(call) {
-        machine.update(control, 2, |before| before + coarse);
+        machine.update(call.pointer("control"), 2, |before| before + coarse);
     }
-    if call.size("KIND") != 5 {
+    if call.size("KIND") != 5 && call.given("control").is_some() {
         raise(call, machine, 0, most);
     }
 }
@@ -424,8 +419,11 @@ fn check(call: &Call<'_>) {
     let tables = wgs * (16 * bn + 4096 * mi + 1024);
     let edges = if call.has("w_reach") { 32 * wgs * bn * call.int("w_reach") } else { 0 };
     let packers = packer_bytes(call);
-    let shared = 4096 + tables + edges + a_stages * row_bytes * stage_rows + b_stages * unit + packers;
+    let rings = a_stages * row_bytes * stage_rows + b_stages * unit;
+    let shared = 4096 + tables + edges + rings + packers + brought_bytes(call);
     assert_eq!(call.shared, shared);
+    let team = call.variant.param("SPLIT").unwrap_or(1);
+    assert!(team == 1 || chunks >= team && call.int("resident") == 0 && a_stages + b_stages <= 54);
     // The producer is a warp, or where the block is alone a warpgroup.
     let threads = 128 * wgs + if ctas == 1 { 128 } else { 32 };
     assert!(shared <= SHARED[ctas as usize - 1] && i64::from(call.variant.threads) == threads);
@@ -531,15 +529,9 @@ fn multiply(call: &Call<'_>, machine: &mut Machine) {
     let b = call.pointer("b");
     let (e, parts, all, phases) = (elements(b), parts(call), slices * blocks, d_stride * h_stride);
     let [advance, reach] = if call.has("w_reach") { call.ints(["advance", "w_reach"]) } else { [bm, 0] };
-    let turn = (call.grid[0] / (all * phases)).max(1);
+    let turn = (teams(call) / (all * phases)).max(1);
     let mut written = Vec::new();
     for tile in 0..tiles(call) {
-        if call.has("split") {
-            let split = call.int("split");
-            assert!((2..=chunks).contains(&split) && call.int("resident") == 0);
-            let ends = (0..split).filter(|part| is_last(call, machine, tile * split + part, *part, split));
-            assert_eq!(ends.count(), 1);
-        }
         let (column_block, row_tile) = (tile % all, tile / all / phases);
         let (phase, row0) = (phase_of(call, tile / all % phases, row_tile / turn), row_tile * advance);
         let residues = [phase / h_stride, phase % h_stride];

@@ -124,7 +124,7 @@ const PARTS: [&str; 4] = [
 fn tiles_in_parts() {
     for (multiprocessors, precision) in [(7, Precision::Tf32), (132, Precision::Ieee)] {
         engine(multiprocessors, precision, Some(Algorithm::GatherGemm), |engine| {
-            let engine = saying(engine, "parts of");
+            let engine = saying(engine, ", in ");
             for (seed, line) in PARTS.into_iter().enumerate() {
                 let case = Case::parse("parts", line, "few tiles").expect("a valid case");
                 let format = [MemoryFormat::Contiguous, MemoryFormat::ChannelsLast3d][seed % 2];
