@@ -46,7 +46,7 @@ template <int BLOCKS, int WARPS, int VECTORS> struct ClusterSums {
     __device__ __forceinline__ unsigned was_read(int warp) const { return barriers + 8 * (OWN + warp); }
 
     /// By OWN + WARPS threads by number, before the cluster meets.
-    __device__ __forceinline__ void begin(int thread) const { barrier_init(barriers + 8 * thread, thread < OWN ? BLOCKS - 1 : 1); }
+    __device__ __forceinline__ void begin(int thread) const { barrier_init(barriers + 8 * thread, thread < OWN ? 32 * (BLOCKS - 1) : 32); }
 
     /// Of a warp's sums of the tile of a round, which `of_vector` points to, all blocks', where it ends their rows: true. Else they are
     /// brought to the warp that does. Everyone comes here for each tile; who ends rows says in the end that their sums have been read.
@@ -62,8 +62,8 @@ template <int BLOCKS, int WARPS, int VECTORS> struct ClusterSums {
                 asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to + k * 512), "f"(v[0]), "f"(v[1]), "f"(v[2]), "f"(v[3])
                              : "memory");
             }
-            __syncwarp();
-            if (lane == 0) arrive_at(of_block(brought(own), owner));
+            // Each lane for what it has brought, which is what racecheck follows.
+            arrive_at(of_block(brought(own), owner));
             return false;
         }
         await_brought(brought(own), parity);
@@ -83,9 +83,10 @@ template <int BLOCKS, int WARPS, int VECTORS> struct ClusterSums {
 
     /// When what is made of the sums is written: an arrival may overtake loads that are under way.
     __device__ __forceinline__ void have_been_read(int warp) const {
-        const int lane = threadIdx.x % 32;
-        __syncwarp();
-        if (lane < BLOCKS && lane != cluster_rank()) arrive_at(of_block(was_read(warp), lane));
+        const int rank = cluster_rank();
+#pragma unroll 1
+        for (int other = 0; other < BLOCKS; other++)
+            if (other != rank) arrive_at(of_block(was_read(warp), other));
     }
 
 private:
