@@ -39,6 +39,8 @@ SANITIZED = (
     "k3-s2-vectors",
     "last-s2",
     "last-vectors",
+    "few-tiles",
+    "last-few-tiles",
     "pointwise",
     "relu-empty-phases",
     "s-d-mixed",

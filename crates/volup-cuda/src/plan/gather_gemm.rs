@@ -6,8 +6,8 @@ use super::norm::Way;
 use super::norm_behind;
 use super::pack::Operand;
 use super::panels::{
-    InputPanels, MOST_STAGES, PACK_ROUNDS, PACKED_TOGETHER, PARTS, WeightPanels, brought_bytes,
-    may_pack_along, most_teams, packer_bytes, packs, table_bytes, tile_rows,
+    InputPanels, MOST_STAGES, PACK_ROUNDS, PACKED_TOGETHER, WeightPanels, brought_bytes, may_pack_along,
+    most_teams, packer_bytes, packs, table_bytes, tile_rows,
 };
 use super::phases::{Lattice, PhaseAxis, taps_of_residues};
 use super::{
@@ -54,6 +54,8 @@ const UNIT_OF_FOUR: f64 = 446.0;
 const TILE: f64 = 1.2e-6;
 const VECTORS: [[f64; 2]; 2] = [[0.02e-9, 0.0115e-9], [0.016e-9, 0.051e-9]];
 const ELEMENT: [f64; 2] = [0.16e-9, 0.2e-9];
+/// What a tile in parts costs beside, in seconds: sums are brought from block to block.
+const PARTS: f64 = 2e-6;
 /// What statistics of one of its elements take, in seconds: of 16 bits, of 32.
 const COUNTED: [f64; 2] = [0.04e-9, 0.06e-9];
 /// The share of a round of tiles that is lost at the end, where there are many.

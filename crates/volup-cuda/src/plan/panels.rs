@@ -39,9 +39,6 @@ const PACKED_LAST: [f64; 2] = [0.62e12, 0.72e12];
 /// What waiting for the first rows takes, in seconds.
 const FIRST: f64 = 6e-6;
 
-/// What a tile in parts costs beside, in seconds: sums are brought from block to block.
-pub(super) const PARTS: f64 = 2e-6;
-
 /// Blocks a multiprocessor that may pack the input again.
 const AGAIN: usize = 3;
 

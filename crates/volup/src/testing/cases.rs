@@ -175,6 +175,8 @@ const ROWS: &[(&str, &str, &str)] = &[
     ("last-k-s-many", "n 2, 3x4x3, 64>24, k 2, s 2, bias, relu, channels_last_3d", "many channels of a position, and of a tap"),
     ("last-groups", "n 2, 3x4x5, 6>9, k 3, g 3, channels_last_3d", "a group is a slice of each channel vector"),
     ("last-vectors", "n 2, 3x4x5, 40>16, k 3, p 1, bias, channels_last_3d", "channels are whole vectors on both sides"),
+    ("few-tiles", "2x3x4, 140>20, k 3, s 2, p 1, op 1, bias, relu", "many channels and few voxels: a GPU's blocks share a tile"),
+    ("last-few-tiles", "2x2x3, 260>8, k 3, s 2, p 1, bias, channels_last_3d", "the same by rows of a voxel's channels"),
     ("last-block", "n 2, 3x4x5, 5>6, k 3, s 2, bias, relu, gn 2, silu, channels_last_3d", "a group's values are strided"),
     ("last-cin-1", "3x4x5, 1>5, k 3, channels_last_3d", "both formats are the same memory on the way in, not on the way out"),
     // Parameters in pairs.
