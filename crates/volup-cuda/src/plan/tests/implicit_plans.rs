@@ -76,8 +76,15 @@ fn applies(request: &Request) -> bool {
 }
 
 /// Cases of the table whose weights are more than shared memory holds, in two parts or any.
-const TOO_MANY: [&str; 5] =
-    ["channels-17-33", "k-s-full", "last-k-s-many", "monai-128-32-48-block-small", "nnunet-320-256-8-small"];
+const TOO_MANY: [&str; 7] = [
+    "channels-17-33",
+    "few-tiles",
+    "k-s-full",
+    "last-few-tiles",
+    "last-k-s-many",
+    "monai-128-32-48-block-small",
+    "nnunet-320-256-8-small",
+];
 
 /// All plans of the family.
 fn plans(request: &Request, device: &DeviceInfo, variants: &[Variant]) -> Vec<Plan> {
