@@ -149,7 +149,10 @@ pub(crate) fn run(
     };
     let found = LEFT_BEHIND[world.below(LEFT_BEHIND.len())];
     world.shared.fill(found);
-    let place = |fault: Fault| Fault::new(format!("{}, block {first:?}: {fault}", module.name));
+    let place = |rank: u32, fault: Fault| {
+        let block = [first[0] + rank, first[1], first[2]];
+        Fault::new(format!("{}, block {block:?}: {fault}", module.name))
+    };
     // Warps that could do nothing since something last happened.
     let mut stuck = vec![false; all.len()];
     loop {
@@ -163,7 +166,7 @@ pub(crate) fn run(
             Some(&at) => {
                 let turn = 1 + world.below(TURN as usize) as u64;
                 world.rank = all[at].rank;
-                let ran = all[at].run(&mut world, turn).map_err(place)?;
+                let ran = all[at].run(&mut world, turn).map_err(|fault| place(world.rank, fault))?;
                 if all[at].is_done() {
                     world.leave();
                 }
@@ -173,7 +176,7 @@ pub(crate) fn run(
             None => {
                 let event = world.below(world.events.len());
                 let event = world.events.swap_remove(event);
-                world.happen(event).map_err(place)?;
+                world.happen(event).map_err(|fault| place(world.rank, fault))?;
                 true
             }
         };
@@ -190,7 +193,7 @@ pub(crate) fn run(
     begun.sort_unstable_by_key(|(address, _)| **address);
     let begun: Vec<String> = begun.into_iter().map(|(at, phases)| format!("at {at} {phases:?}")).collect();
     let what = format!("all wait for one another: {}; barriers {}", waiting.join("; "), begun.join(", "));
-    Err(place(Fault::new(what)))
+    Err(place(0, Fault::new(what)))
 }
 
 impl World<'_> {

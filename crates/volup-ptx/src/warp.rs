@@ -114,6 +114,7 @@ impl Warp {
         self.groups = vec![Group { at: 0, mask: u32::MAX }];
         self.copies.iter_mut().for_each(|copies| *copies = Pending::default());
         self.products = Pending::default();
+        self.cluster = None;
     }
 
     pub fn is_done(&self) -> bool {

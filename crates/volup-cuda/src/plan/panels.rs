@@ -153,8 +153,7 @@ impl WeightPanels {
             pack::half_scale(context, [self.slices, scaled, inner], scale, control, steps)?;
         }
         steps.push(self.pack(context, weight, if has_scale { scale } else { control })?);
-        let alone = false;
-        workspace.weight = Some(WeightPlaces { control, alone, panels: weight, scales: scale, bytes });
+        workspace.weight = Some(WeightPlaces { control, alone: false, panels: weight, scales: scale, bytes });
         Ok([weight, scale])
     }
 

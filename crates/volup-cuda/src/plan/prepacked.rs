@@ -39,12 +39,13 @@ impl Plan {
         let mut memory = Workspace::default();
         let [control, scales, panels] =
             [words * 4, places.bytes[1], places.bytes[0]].map(|bytes| memory.take(bytes));
-        let moved = |at: u64| match at {
-            at if at == places.panels => panels,
-            at if at == places.scales && places.bytes[1] > 0 => scales,
-            at if at == places.control => control,
-            at => at,
+        // Where what lies somewhere in the workspace is packed: of the weight, and of the control words.
+        let of_weight = |at: u64| match at {
+            at if at == places.panels => Some(panels),
+            at if at == places.scales && places.bytes[1] > 0 => Some(scales),
+            _ => None,
         };
+        let of_control = |at: u64| (at == places.control).then_some(control);
 
         let mut packing = vec![Step::Clear { at: control, words }];
         let mut block = Vec::new();
@@ -58,7 +59,10 @@ impl Plan {
                 continue;
             };
             let of_packing = |step: &Step| {
-                step.moved(|buffer, at| (buffer, if buffer == Buffer::Workspace { moved(at) } else { at }))
+                step.moved(|buffer, at| match buffer {
+                    Buffer::Workspace => (buffer, of_weight(at).or_else(|| of_control(at)).unwrap_or(at)),
+                    other => (other, at),
+                })
             };
             match variant.entry {
                 "half_scale" => {
@@ -70,12 +74,12 @@ impl Plan {
                 kernel => {
                     // Whatever follows the product may have its memory again, but for the control words.
                     let multiplies = matches!(kernel, "halo_gemm" | "gather_gemm" | "halo_sweep");
-                    let is_kept = |at: u64| {
-                        let of_weight = at == places.panels || at == places.scales && places.bytes[1] > 0;
-                        multiplies && of_weight || places.alone && at == places.control
+                    let kept = |at: u64| {
+                        let weight = of_weight(at).filter(|_| multiplies);
+                        weight.or_else(|| of_control(at).filter(|_| places.alone))
                     };
                     block.push(step.moved(|buffer, at| match buffer {
-                        Buffer::Workspace if is_kept(at) => (Buffer::Packed, moved(at)),
+                        Buffer::Workspace => kept(at).map_or((buffer, at), |at| (Buffer::Packed, at)),
                         other => (other, at),
                     }));
                 }

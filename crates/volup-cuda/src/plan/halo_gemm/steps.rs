@@ -114,7 +114,7 @@ impl Halo<'_> {
         [input, weight, control, scale]: [Argument; 4],
         control_at: u64,
         (count, at): (usize, u64),
-        more: Vec<Argument>,
+        statistics: Vec<Argument>,
         steps: &mut Vec<Step>,
     ) -> Result<()> {
         let request = context.request;
@@ -180,7 +180,7 @@ impl Halo<'_> {
         let within = self.knows_early(context).then_some(control_at);
         arguments.extend(direct::within(context, within)?);
         arguments.extend(self.operand.unless());
-        arguments.extend(more);
+        arguments.extend(statistics);
         let (grid, shared) = ([blocks as u32, 1, 1], self.shared as u32);
         // Short ones gain by starting early. Long ones that write parts of sectors, which meet in the cache, were
         // seen to lose more than that.

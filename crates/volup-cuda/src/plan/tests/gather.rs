@@ -107,7 +107,7 @@ pub fn check(call: &Call<'_>) {
         packer_bytes(call)
     };
     norm_behind::check(call);
-    let team = call.variant.param("SPLIT").unwrap_or(1);
+    let team = blocks_of_team(call);
     assert!(team == 1 || call.ints(["by_work", "ahead"]) == [1, 0] && a_stages + b_stages <= 54);
     let fixed = 4608 + wgs * (16 * bn + 4096 * mi + 1024);
     assert_eq!(call.shared, fixed + rings + packers + brought_bytes(call));
@@ -179,8 +179,8 @@ pub fn run(call: &Call<'_>, machine: &mut Machine) {
     let (all, phases) = (slices * blocks, phases(call));
     let count = phases.len() as i64;
     let row_tiles = (rows + bm - 1) / bm;
-    let (tiles, turn) = (row_tiles * count * all, (teams(call) / (all * count)).max(1));
     let teams = teams(call);
+    let (tiles, turn) = (row_tiles * count * all, (teams / (all * count)).max(1));
     let (mut seen, mut written) = (BTreeSet::new(), Vec::new());
     for round in 0..(tiles + teams - 1) / teams {
         for team in 0..teams {
@@ -205,16 +205,21 @@ pub fn run(call: &Call<'_>, machine: &mut Machine) {
     }
 }
 
+/// Blocks of a cluster, which do a tile together.
+pub fn blocks_of_team(call: &Call<'_>) -> i64 {
+    call.variant.param("SPLIT").unwrap_or(1)
+}
+
 /// Blocks, or clusters of them, that tiles are dealt out to.
 pub fn teams(call: &Call<'_>) -> i64 {
-    let team = call.variant.param("SPLIT").unwrap_or(1);
+    let team = blocks_of_team(call);
     assert_eq!(call.grid[0] % team, 0);
     call.grid[0] / team
 }
 
 /// Bytes of shared memory of sums that other blocks of a cluster bring.
 pub fn brought_bytes(call: &Call<'_>) -> i64 {
-    let team = call.variant.param("SPLIT").unwrap_or(1);
+    let team = blocks_of_team(call);
     let sums = rows_of_tile(call) * call.size("BN") * call.variant.param("RH").unwrap_or(1);
     4 * sums / team * (team - 1)
 }

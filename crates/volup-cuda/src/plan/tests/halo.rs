@@ -5,7 +5,7 @@ use super::contracts::{
     through,
 };
 use super::epilogue_statistics::{self, Output, Place, counts, rows_of_sample};
-use super::gather::{brought_bytes, teams};
+use super::gather::{blocks_of_team, brought_bytes, teams};
 use super::gradient::stands;
 use super::machine::{Call, Machine, Pointer};
 use super::norm_behind::{self, Written};
@@ -120,14 +120,6 @@ pub fn extents(call: &Call<'_>) -> Vec<(&'static str, i64)> {
             found
         }
     }
-}
-
-/// Tiles of a product.
-fn tiles(call: &Call<'_>) -> i64 {
-    let advance = if call.has("w_reach") { call.int("advance") } else { rows_of_tile(call) };
-    let [rows, d_stride, h_stride, slices, blocks] =
-        call.ints(["rows", "d_stride", "h_stride", "slices", "blocks"]);
-    (rows + advance - 1) / advance * d_stride * h_stride * slices * blocks
 }
 
 /// Taps along width that are columns of a tile, and the columns of one.
@@ -422,7 +414,7 @@ fn check(call: &Call<'_>) {
     let rings = a_stages * row_bytes * stage_rows + b_stages * unit;
     let shared = 4096 + tables + edges + rings + packers + brought_bytes(call);
     assert_eq!(call.shared, shared);
-    let team = call.variant.param("SPLIT").unwrap_or(1);
+    let team = blocks_of_team(call);
     assert!(team == 1 || chunks >= team && call.int("resident") == 0 && a_stages + b_stages <= 54);
     // The producer is a warp, or where the block is alone a warpgroup.
     let threads = 128 * wgs + if ctas == 1 { 128 } else { 32 };
@@ -531,7 +523,7 @@ fn multiply(call: &Call<'_>, machine: &mut Machine) {
     let [advance, reach] = if call.has("w_reach") { call.ints(["advance", "w_reach"]) } else { [bm, 0] };
     let turn = (teams(call) / (all * phases)).max(1);
     let mut written = Vec::new();
-    for tile in 0..tiles(call) {
+    for tile in 0..(rows + advance - 1) / advance * phases * all {
         let (column_block, row_tile) = (tile % all, tile / all / phases);
         let (phase, row0) = (phase_of(call, tile / all % phases, row_tile / turn), row_tile * advance);
         let residues = [phase / h_stride, phase % h_stride];
