@@ -216,10 +216,6 @@ enum Action {
         at: u64,
         words: usize,
     },
-    Copy {
-        at: u64,
-        words: usize,
-    },
     Launch {
         kernel: Kernel,
         grid: [u32; 3],
@@ -334,10 +330,6 @@ impl Action {
         match self {
             // SAFETY: the plan took these words of the workspace, which the caller answers for.
             Action::Clear { at, words } => unsafe { stream.fill(pointers.workspace + at, 0, *words) },
-            // SAFETY: as before; the packed weight starts with as many words.
-            Action::Copy { at, words } => unsafe {
-                stream.copy(pointers.packed, pointers.workspace + at, *words)
-            },
             Action::Launch { kernel, grid, overlap, .. } => {
                 let arguments = self.arguments(pointers);
                 // SAFETY: the plan gives each kernel the arguments that its file asks for, sized by the
@@ -368,7 +360,6 @@ impl Action {
     fn new(device: &Arc<Device>, step: &Step) -> Result<Action> {
         match step {
             Step::Clear { at, words } => Ok(Action::Clear { at: *at, words: *words }),
-            Step::Copy { at, words } => Ok(Action::Copy { at: *at, words: *words }),
             Step::Launch { variant, grid, shared, arguments: given, overlap } => {
                 let kernel = device.kernel(variant)?.with_shared(device, *shared)?;
                 let (mut arguments, mut addresses) = (Arguments::new(), Vec::new());

@@ -351,7 +351,8 @@ impl Warp {
     }
 }
 
-/// Rows of A or columns of B, 32 bytes of K each, that a descriptor tells of, without swizzle; for a reading thread.
+/// Rows of A or columns of B, 32 bytes of K each, that a descriptor tells of, for a reading thread: eights of rows of 16 bytes one after the other,
+/// or rows that are swizzled, any of which may be the first.
 fn operand(
     of: Type,
     descriptor: u64,
@@ -363,16 +364,34 @@ fn operand(
 ) -> Result<Vec<[f64; 16]>> {
     let field = |shift: u32| ((descriptor >> shift & 0x3fff) << 4) as u32;
     let (start, along_k, along_rows) = (field(0), field(16), field(32));
-    if descriptor >> 49 != 0 {
-        return Err(Fault::new("a descriptor with a swizzle"));
+    if descriptor >> 49 & 0x1fff != 0 {
+        return Err(Fault::new("a descriptor with a base offset"));
     }
+    let swizzled = match descriptor >> 62 {
+        0 => None,
+        _ if transposed => return Err(Fault::new("a descriptor of swizzled columns")),
+        kind => Some(256 >> kind),
+    };
     let mut found = vec![[0.0; 16]; rows.len()];
     for eight in 0..rows.len() / 8 {
         for half in 0..2 {
             // Eight rows of 16 bytes.
-            let at = start + (rows.start / 8 + eight) as u32 * along_rows + half as u32 * along_k;
-            let bytes = world.shared_async(at, 128, 16, reader)?;
-            reads.extend_from_slice(bytes);
+            let at = start + (rows.start / 8 + eight) as u32 * along_rows;
+            let from = reads.len();
+            match swizzled {
+                None => {
+                    let at = at + half as u32 * along_k;
+                    reads.extend_from_slice(world.shared_async(at, 128, 16, reader)?);
+                }
+                Some(bytes) => {
+                    for row in 0..8 {
+                        let at = at + row * bytes + half as u32 * 16;
+                        let at = at ^ (at >> 7 & (bytes / 16 - 1)) << 4;
+                        reads.extend_from_slice(world.shared_async(at, 16, 16, reader)?);
+                    }
+                }
+            }
+            let bytes = &reads[from..];
             for (row, bytes) in bytes.chunks_exact(16).enumerate() {
                 if transposed {
                     for (column, bytes) in bytes.chunks_exact(2).enumerate() {

@@ -108,20 +108,6 @@ impl Stream {
         // SAFETY: the caller answers for the memory.
         unsafe { call!(cuMemsetD32Async(address, value, words, self.handle)) }
     }
-
-    /// Copies `words` words of 32 bits from a device address on to another.
-    ///
-    /// # Errors
-    /// [`Error::Cuda`].
-    ///
-    /// # Safety
-    /// As of [`Stream::fill`], of both; the words do not overlap.
-    #[inline]
-    pub unsafe fn copy(&self, from: u64, to: u64, words: usize) -> Result<()> {
-        let _entered = self.device.enter()?;
-        // SAFETY: the caller answers for the memory.
-        unsafe { call!(cuMemcpyDtoDAsync_v2(to, from, 4 * words, self.handle)) }
-    }
 }
 
 impl Drop for Stream {

@@ -1,13 +1,14 @@
 //! Planning `gather_gemm`: positions without gaps, and what of shared memory goes to which operand. The kernels' file
 //! says what the numbers mean.
 
+use super::epilogue::NULL;
 use super::epilogue_statistics::Rows;
 use super::norm::Way;
 use super::norm_behind;
 use super::pack::Operand;
 use super::panels::{
-    InputPanels, MOST_STAGES, PACK_ROUNDS, PACKED_TOGETHER, WeightPanels, brought_bytes, may_pack_along,
-    most_teams, packer_bytes, packs, table_bytes, tile_rows,
+    InputPanels, MOST_STAGES, PACK_ROUNDS, PACKED_TOGETHER, Source, WeightPanels, brought_bytes, most_teams,
+    packer_bytes, packs, table_bytes, tile_rows,
 };
 use super::phases::{Lattice, PhaseAxis, taps_of_residues};
 use super::{
@@ -34,6 +35,8 @@ const CACHED: usize = 4;
 const FEW: usize = 4;
 /// What launches cost beside the product's work, and the product's own, in seconds.
 const LAUNCHES: f64 = 7e-6;
+/// What of that is the input's pack.
+const PACK: f64 = 3e-6;
 const START: f64 = 8.7e-6;
 /// What it takes to find what operands are scaled by, in seconds.
 const SCALE: f64 = 4e-6;
@@ -81,8 +84,8 @@ pub(super) struct GatherGemm<'a> {
     by_work: bool,
     /// Blocks of a cluster, which do a tile in as many parts.
     parts: usize,
-    /// Whether the input is packed beside the products.
-    along: bool,
+    /// Where rows come from.
+    source: Source,
     /// What it does about a normalization, and how its rows are dealt out.
     pub(super) way: Way,
     of_samples: Rows,
@@ -117,7 +120,7 @@ impl fmt::Display for GatherGemm<'_> {
         if self.parts > 1 {
             write!(f, ", in {} parts", self.parts)?;
         }
-        write!(f, "{}{}", if self.along { ", packs along" } else { "" }, self.way)?;
+        write!(f, "{}{}", self.source, self.way)?;
         norm_behind::describe(f, self.behind)
     }
 }
@@ -135,8 +138,14 @@ impl<'a> GatherGemm<'a> {
             let types = operand.types(context);
             let kernels = context.kernels("gather_gemm", &types).filter(is_it);
             for kernel in kernels {
-                for (along, behind) in [(false, 0), (true, 0), (true, 1), (true, 2)] {
-                    all.extend(GatherGemm::new(context, operand, kernel, along, behind));
+                for (source, behind) in [
+                    (Source::Packed, 0),
+                    (Source::InPlace, 0),
+                    (Source::Along, 0),
+                    (Source::Along, 1),
+                    (Source::Along, 2),
+                ] {
+                    all.extend(GatherGemm::new(context, operand, kernel, source, behind));
                 }
             }
         }
@@ -147,12 +156,13 @@ impl<'a> GatherGemm<'a> {
         context: Context<'a>,
         operand: Operand,
         kernel: &'a Variant,
-        along: bool,
+        source: Source,
         behind: usize,
     ) -> Option<GatherGemm<'a>> {
-        if along && !may_pack_along(context, kernel, operand) {
+        if !source.is_possible(context, kernel, operand) {
             return None;
         }
+        let along = source == Source::Along;
         let parts = size(kernel, "SPLIT");
         if parts > 1 && along {
             return None;
@@ -238,7 +248,8 @@ impl<'a> GatherGemm<'a> {
         let a_rows = in_rows.checked_add(stage_rows)?;
         let input = conv.in_channels() * in_rows * request.dtype.size();
         let packed = a_rows.checked_mul(row_bytes)?;
-        if packed > (MOST_PACKED * input).max(context.device.l2_bytes / CACHED) {
+        let packs_input = source != Source::InPlace;
+        if packs_input && packed > (MOST_PACKED * input).max(context.device.l2_bytes / CACHED) {
             return None;
         }
         let kernel_taps: usize = axes.iter().map(|axis| axis.axis.kernel).product();
@@ -249,7 +260,8 @@ impl<'a> GatherGemm<'a> {
         let spanned = (bm / positions.iter().product::<usize>() + 2).min(batch);
         let largest = i32::MAX as usize;
         if !packs(context, operand, groups, chunks * PANELS)
-            || packed / 16 > largest
+            || packs_input && packed / 16 > largest
+            || a_rows > largest
             || rows.checked_mul(2)? > largest
             || sample.checked_mul(spanned)? > largest
             || conv.in_channels() * voxels.iter().product::<usize>() > largest
@@ -328,7 +340,8 @@ impl<'a> GatherGemm<'a> {
         let traffic = (units * unit as f64 + (stages * stage) as f64) * (row_tiles * all) as f64 / CACHE;
         let output = (batch * sample * request.dtype.size()) as f64 / context.device.memory(MEMORY);
         let busy = (busy / CLOCK).max(traffic);
-        let pack = (input + packed) as f64 / context.device.memory(MEMORY);
+        let launches = if packs_input { LAUNCHES } else { LAUNCHES - PACK };
+        let pack = if packs_input { (input + packed) as f64 / context.device.memory(MEMORY) } else { 0.0 };
         // Residues along width that are written apart: the cache brings sectors together.
         let apart = ncdhw && axes[2].axis.stride > outputs;
         let (output, seen) = if apart { (2.0 * output, 0.6) } else { (output, 0.2) };
@@ -351,11 +364,11 @@ impl<'a> GatherGemm<'a> {
             launched: teams * parts,
             by_work,
             parts,
-            along,
+            source,
             way,
             of_samples,
             behind,
-            seconds: product + START + passed + LAUNCHES + scale + rest,
+            seconds: product + START + passed + launches + scale + rest,
         };
         if !along {
             return Some(plan);
@@ -378,7 +391,7 @@ impl<'a> GatherGemm<'a> {
         let request = context.request;
         let groups = request.geometry.conv().groups();
         let input = input_panels(context, self.operand, self.chunks, self.a_rows(context));
-        let more = if self.along { input.words() } else { 0 };
+        let more = if self.source == Source::Along { input.words() } else { 0 };
         let (control, words) = norm_behind::control(context, more, self.behind, workspace, steps);
         // Each tap along width is a step of its own: as if the stride were 1, from the first on.
         let panels = WeightPanels {
@@ -402,14 +415,15 @@ impl<'a> GatherGemm<'a> {
         // Of a column in NDHWC, too: one channel after the other.
         let inner = if request.output_format == MemoryFormat::Contiguous { 1 } else { columns };
         let [weight, scale] = panels.steps(context, [columns, inner], control, workspace, steps)?;
-        let at = workspace.take(input.rows * groups * input.panels * 16);
-        if !self.along {
-            // Rows have no gaps: numbers of 16 bits that are none come where they should.
-            let asks = self.operand != Operand::Half;
+        let packed = if self.source == Source::InPlace { 0 } else { input.rows * groups * input.panels * 16 };
+        let at = workspace.take(packed);
+        // Rows have no gaps: numbers of 16 bits that are none come where they should.
+        let asks = self.operand != Operand::Half || self.source == Source::Along;
+        if let Some(places) = &mut workspace.weight {
+            places.alone = !asks;
+        }
+        if self.source == Source::Packed {
             input.pack(context, 0, at, asks.then_some(control), true, steps)?;
-            if let Some(places) = &mut workspace.weight {
-                places.alone = !asks;
-            }
         }
         let (parts, statistics) = self.of_samples.tell(context, self.way, words, workspace)?;
         steps.push(self.multiply(context, [at, weight, scale, control], &input, statistics)?);
@@ -431,6 +445,10 @@ impl<'a> GatherGemm<'a> {
         let conv = request.geometry.conv();
         let operands = [at, weight, scale].into_iter().take(if self.operand.has_scale() { 3 } else { 2 });
         let mut arguments: Vec<_> = operands.map(|at| Argument::Pointer(Buffer::Workspace, at)).collect();
+        let in_place = self.source == Source::InPlace;
+        if in_place {
+            arguments[0] = NULL;
+        }
         arguments.extend([Buffer::Bias, Buffer::Output].map(|buffer| Argument::Pointer(buffer, 0)));
         let rows = request.geometry.batch() * self.positions.iter().product::<usize>();
         let all = self.a_rows(context);
@@ -449,13 +467,14 @@ impl<'a> GatherGemm<'a> {
         arguments.push(first.into());
         arguments.extend(bias_and_activation(request));
         push(&mut arguments, [self.a_stages, self.stage_rows, self.b_stages, usize::from(self.by_work)])?;
+        push(&mut arguments, [if in_place { conv.in_channels() / conv.groups() } else { 0 }])?;
         arguments
             .extend([Argument::Pointer(Buffer::Input, 0), Argument::Pointer(Buffer::Workspace, control)]);
         push(&mut arguments, [input.count])?;
         push(&mut arguments, input.voxels)?;
         push(&mut arguments, [input.panels])?;
         let turn = self.launched * tile_rows(self.kernel);
-        input.along(context, self.along.then_some(turn), &mut arguments)?;
+        input.along(context, (self.source == Source::Along).then_some(turn), &mut arguments)?;
         // Where both operands are packed before, the product sees itself whether it can stand.
         arguments.extend(direct::within(context, self.knows_early().then_some(control))?);
         arguments.extend(more);
@@ -465,7 +484,7 @@ impl<'a> GatherGemm<'a> {
 
     /// Whether both operands are packed when the product starts, which then sees itself whether it can stand.
     fn knows_early(&self) -> bool {
-        !self.along && self.way != Way::Counted
+        self.source != Source::Along && self.way != Way::Counted
     }
 
     /// Rows of a panel of the packed input.

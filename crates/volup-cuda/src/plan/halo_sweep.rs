@@ -1,10 +1,10 @@
 //! Planning `halo_sweep`: pieces of planes, and what of shared memory goes to which operand. The kernel's file says what the numbers mean.
 
+use super::epilogue::NULL;
 use super::halo_gemm::{fill, has_gaps};
 use super::pack::{self, Operand};
 use super::panels::{
-    InputPanels, MOST_STAGES, PACK_ROUNDS, WeightPanels, may_pack_along, packer_bytes, packs, table_bytes,
-    tile_rows,
+    InputPanels, MOST_STAGES, PACK_ROUNDS, Source, WeightPanels, packer_bytes, packs, table_bytes, tile_rows,
 };
 use super::phases::{Lattice, PhaseAxis, strides_of_lattices};
 use super::{
@@ -22,8 +22,15 @@ const MOST_PACKED: f64 = 2.0;
 /// The most chunks that channels are divided into, and stages of the input.
 const MOST_CHUNKS: usize = 8;
 const MOST_A: usize = 6;
+/// And panels and rows of one whose rows come from the input.
+const MOST_IN_PLACE: [usize; 2] = [8, 704];
 /// Rounds of what packs beside the products: more if there is room for them.
 const ROUNDS: [usize; 2] = [3, PACK_ROUNDS];
+/// What rows from the input make of the time of a plane's products; bytes a second that a block brings, and what it takes for a chunk of a
+/// plane besides, in seconds.
+const IN_PLACE: f64 = 1.15;
+const BROUGHT: f64 = 11.5e9;
+const CHUNK: f64 = 1e-7;
 /// The part of the products that hides what packing beside them takes.
 const HIDES: f64 = 0.95;
 
@@ -70,8 +77,8 @@ pub(super) struct Sweep<'a> {
     a_stages: usize,
     b_stages: usize,
     shared: usize,
-    /// Whether the input is packed beside the products, and in how many rounds.
-    along: bool,
+    /// Where rows come from, and in how many rounds they are packed beside the products.
+    source: Source,
     rounds: usize,
     /// The time that this is expected to take.
     pub(super) seconds: f64,
@@ -94,7 +101,7 @@ impl fmt::Display for Sweep<'_> {
             self.b_stages,
             self.workers * self.blocks
         )?;
-        f.write_str(if self.along { ", packs along" } else { "" })
+        write!(f, "{}", self.source)
     }
 }
 
@@ -121,16 +128,13 @@ impl<'a> Sweep<'a> {
                 continue;
             }
             for kernel in kernels.filter(fits) {
-                for (at, chunks) in (0..4).flat_map(|at| (1..=MOST_CHUNKS).map(move |chunks| (at, chunks))) {
-                    all.extend(Sweep::with(
-                        context,
-                        operand,
-                        kernel,
-                        lattices,
-                        chunks,
-                        at & 1 > 0,
-                        at & 2 > 0,
-                    ));
+                for source in [Source::Packed, Source::Along, Source::InPlace] {
+                    for (resident, chunks) in [false, true]
+                        .into_iter()
+                        .flat_map(|at| (1..=MOST_CHUNKS).map(move |chunks| (at, chunks)))
+                    {
+                        all.extend(Sweep::with(context, operand, kernel, lattices, chunks, resident, source));
+                    }
                 }
             }
         }
@@ -144,11 +148,12 @@ impl<'a> Sweep<'a> {
         lattices: [Lattice; 3],
         chunks: usize,
         resident: bool,
-        along: bool,
+        source: Source,
     ) -> Option<Sweep<'a>> {
-        if along && !may_pack_along(context, kernel, operand) {
+        if !source.is_possible(context, kernel, operand) {
             return None;
         }
+        let (along, packs_input) = (source == Source::Along, source != Source::InPlace);
         let geometry = &context.request.geometry;
         let conv = geometry.conv();
         let (bm, n, taps) = (tile_rows(kernel), size(kernel, "BN"), size(kernel, "PLANES"));
@@ -164,6 +169,10 @@ impl<'a> Sweep<'a> {
         let panels = conv.in_channels().div_ceil(16 / operand.bytes()).next_multiple_of(2);
         let chunk_panels = panels / chunks;
         if chunk_panels * chunks != panels || !chunk_panels.is_multiple_of(2) {
+            return None;
+        }
+        let is_row = chunk_panels.is_power_of_two() && chunk_panels <= MOST_IN_PLACE[0];
+        if !packs_input && !(is_row && stage_rows <= MOST_IN_PLACE[1]) {
             return None;
         }
         let stage = chunk_panels * stage_rows * 16;
@@ -201,7 +210,9 @@ impl<'a> Sweep<'a> {
             || output.max(input) > largest
             || items > largest
             || workers * planes.checked_mul(pieces)? > largest
-            || (a_rows * row_bytes) as f64 > MOST_PACKED * input_bytes.max(context.device.l2_bytes / 8) as f64
+            || packs_input
+                && (a_rows * row_bytes) as f64
+                    > MOST_PACKED * input_bytes.max(context.device.l2_bytes / 8) as f64
         {
             return None;
         }
@@ -217,12 +228,18 @@ impl<'a> Sweep<'a> {
             + chunks as f64 * (STAGE + h_kernel as f64 * if resident { 0.0 } else { UNIT } + shallow);
         let copied = (chunks * stage + if resident { 0 } else { chunks * h_kernel * unit }) as f64;
         let plane = (clocks / CLOCK).max(copied * context.device.multiprocessors as f64 / CACHE);
+        let plane = if packs_input {
+            plane
+        } else {
+            (IN_PLACE * plane)
+                .max(chunks as f64 * (CHUNK + (chunk_panels * 16 * (bm + halo)) as f64 / BROUGHT))
+        };
         let again = 1.0 + COLUMNS * (blocks - 1) as f64;
         let busy = most as f64 * again * (plane + TILE + ELEMENT * (bm * n) as f64);
         let output = (output * context.request.dtype.size()) as f64 / context.device.memory(MEMORY);
-        let passed = (input_bytes as f64 + 2.0 * (a_rows * row_bytes) as f64) / context.device.memory(MEMORY);
-        let passed = passed.max(items as f64 / PIECES);
-        let launches = (3 + usize::from(operand.has_scale())) as f64 * LAUNCH;
+        let moved = if packs_input { input_bytes + 2 * a_rows * row_bytes } else { 0 };
+        let passed = (moved as f64 / context.device.memory(MEMORY)).max(items as f64 / PIECES);
+        let launches = (2 + usize::from(packs_input) + usize::from(operand.has_scale())) as f64 * LAUNCH;
         let fill = if has_gaps(&lattices) { output + LAUNCH } else { 0.0 };
         let output = output / (lattices[0].step * lattices[1].step) as f64;
         let product = busy.max(output) + 0.2 * busy.min(output);
@@ -244,7 +261,7 @@ impl<'a> Sweep<'a> {
             a_stages,
             b_stages,
             shared,
-            along,
+            source,
             rounds,
             seconds,
         };
@@ -296,7 +313,7 @@ impl<'a> Sweep<'a> {
         let request = context.request;
         let conv = request.geometry.conv();
         let input = self.input(context);
-        let more = if self.along { input.words() } else { 0 };
+        let more = if self.source == Source::Along { input.words() } else { 0 };
         let control = pack::control(workspace, more, steps);
         let [depth, height, width] = &self.axes;
         let n = size(self.kernel, "BN");
@@ -322,16 +339,21 @@ impl<'a> Sweep<'a> {
         let inner = if first { 1 } else { conv.out_channels() };
         let [weight_at, scale] =
             weight.steps(context, [self.blocks * n, inner], control, workspace, steps)?;
-        let input_at = workspace.take(self.packed_rows() * input.panels * 16);
-        if !self.along {
+        let in_place = self.source == Source::InPlace;
+        let input_at = workspace.take(if in_place { 0 } else { self.packed_rows() * input.panels * 16 });
+        if self.source == Source::Packed {
             input.pack(context, 0, input_at, Some(control), true, steps)?;
+        }
+        // An input's numbers that are none come where they should: what has no taps there is not written.
+        if let Some(places) = &mut workspace.weight {
+            places.alone = in_place;
         }
         if has_gaps(&self.lattices) {
             fill(context, self.operand, &self.lattices, steps)?;
         }
 
         let at = |at| Argument::Pointer(Buffer::Workspace, at);
-        let mut arguments = vec![at(input_at), at(weight_at), at(control)];
+        let mut arguments = vec![if in_place { NULL } else { at(input_at) }, at(weight_at), at(control)];
         if has_scale {
             arguments.push(at(scale));
         }
@@ -360,9 +382,10 @@ impl<'a> Sweep<'a> {
         let [_, rows @ ..] = input.voxels;
         push(&mut arguments, rows.into_iter().chain([input.panels]))?;
         // Blocks go through the planes together: what the next ones need is there before they get to them.
-        let at_once = self.along.then_some(self.workers * self.blocks * tile_rows(self.kernel));
+        let at_once =
+            (self.source == Source::Along).then_some(self.workers * self.blocks * tile_rows(self.kernel));
         input.along(context, at_once, &mut arguments)?;
-        push(&mut arguments, [self.rounds])?;
+        push(&mut arguments, [self.rounds, if in_place { conv.in_channels() } else { 0 }])?;
         let grid = [(self.workers * self.blocks) as u32, 1, 1];
         let shared = self.shared as u32;
         steps.push(Step::Launch { variant: *self.kernel, grid, shared, arguments, overlap: true });

@@ -7,6 +7,8 @@ use volup::{DType, MemoryFormat, Precision, Result};
 /// Pieces of 16 bytes of the input that its magnitude is judged by, and those that a block looks at.
 const SAMPLES: usize = 1 << 16;
 const SAMPLED: usize = 1024;
+/// Of how many pieces all are looked at, side by side: they take no longer than that many which lie apart.
+const ALL: usize = 4 * SAMPLES;
 /// Elements of a channel, or of all that a block of `channel_largest` has, that it looks at.
 const LOOKED_AT: usize = 1 << 15;
 /// Elements of a block of `half_input` that does all it can at once.
@@ -157,8 +159,7 @@ pub(super) fn half_scale(
     [slices, columns, inner]: [usize; 3],
     scale: u64,
     control: u64,
-    steps: &mut Vec<Step>,
-) -> Result<()> {
+) -> Result<Step> {
     let conv = context.request.geometry.conv();
     let (cin, cout, groups) = (conv.in_channels(), conv.out_channels(), conv.groups());
     let first = usize::from(context.request.output_format == MemoryFormat::Contiguous);
@@ -166,15 +167,8 @@ pub(super) fn half_scale(
     let weight = Argument::Pointer(Buffer::Weight, 0);
     let samples = if context.packed { 0 } else { samples(context) };
     let taps = conv.kernel_size().iter().product();
-    steps.push(scales(
-        context,
-        [weight, Argument::Pointer(Buffer::Workspace, scale)],
-        control,
-        samples,
-        cut,
-        [taps, cout],
-    )?);
-    Ok(())
+    let weight = [weight, Argument::Pointer(Buffer::Workspace, scale)];
+    scales(context, weight, control, samples, cut, [taps, cout])
 }
 
 /// Finds what the input alone is scaled by.
@@ -183,9 +177,19 @@ pub(super) fn input_scale(context: Context<'_>, control: u64, steps: &mut Vec<St
     Ok(())
 }
 
-/// Pieces of the input that are looked at.
+/// Pieces of the input.
+fn pieces(context: Context<'_>) -> usize {
+    context.request.geometry.input_shape().iter().product::<usize>().div_ceil(4)
+}
+
+/// Whether all of it is looked at, so that its largest magnitude is known before it is packed.
+pub(super) fn looks_at_all(context: Context<'_>) -> bool {
+    pieces(context) <= ALL
+}
+
+/// Pieces of it that are looked at.
 fn samples(context: Context<'_>) -> usize {
-    context.request.geometry.input_shape().iter().product::<usize>().div_ceil(4).min(SAMPLES)
+    if looks_at_all(context) { pieces(context) } else { SAMPLES }
 }
 
 /// The launch of `half_scale`.

@@ -6,6 +6,7 @@ use super::pack::{self, Operand};
 use super::prepacked::WeightPlaces;
 use super::{Argument, Buffer, Context, RESERVED, SHARED, Step, Workspace, push, size};
 use crate::Variant;
+use std::fmt;
 use volup::{MemoryFormat, Result};
 
 /// Positions of a unit of what packs beside products, and its rounds, where a kernel has no more.
@@ -41,6 +42,8 @@ const FIRST: f64 = 6e-6;
 
 /// Blocks a multiprocessor that may pack the input again.
 const AGAIN: usize = 3;
+/// Control words that a block sets.
+const SET: usize = 1024;
 
 /// The most blocks along the second and third axis of a grid.
 const MOST_BLOCKS: usize = 65_535;
@@ -91,6 +94,56 @@ pub(super) fn may_pack_along(context: Context<'_>, kernel: &Variant, operand: Op
         && !context.packed
         && channels.is_multiple_of(16 / operand.bytes())
         && elements <= i32::MAX as usize
+}
+
+/// The launch that sets so many control words to what a packed weight starts with; the next one may start meanwhile, which behind a copy by
+/// the driver it may not.
+pub(super) fn words_of_packed(setting: Variant, control: u64, words: usize) -> Step {
+    let arguments = vec![
+        Argument::Pointer(Buffer::Workspace, control),
+        Argument::Pointer(Buffer::Packed, 0),
+        Argument::I32(words as i32),
+    ];
+    Step::launch(setting, [words.div_ceil(SET) as u32, 1, 1], arguments)
+}
+
+/// Where the rows of a product come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Source {
+    /// Panels that are packed before.
+    Packed,
+    /// Panels that are packed beside the products.
+    Along,
+    /// The input itself.
+    InPlace,
+}
+
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Source::Packed => "",
+            Source::Along => ", packs along",
+            Source::InPlace => ", rows from x",
+        })
+    }
+}
+
+impl Source {
+    /// Whether those of a kernel's products may come from there: from the input where it is of 16 bits, a group's channels whole pieces of
+    /// 16 bytes side by side.
+    pub(super) fn is_possible(self, context: Context<'_>, kernel: &Variant, operand: Operand) -> bool {
+        let conv = context.request.geometry.conv();
+        match self {
+            Source::Packed => true,
+            Source::Along => may_pack_along(context, kernel, operand),
+            Source::InPlace => {
+                operand == Operand::Half
+                    && !context.packed
+                    && context.request.input_format == MemoryFormat::ChannelsLast3d
+                    && (conv.in_channels() / conv.groups()).is_multiple_of(16 / operand.bytes())
+            }
+        }
+    }
 }
 
 /// How a weight is packed.
@@ -150,10 +203,12 @@ impl WeightPanels {
         let bytes = [self.bytes(context), if has_scale { self.slices * scaled * 4 } else { 0 }];
         let [weight, scale] = bytes.map(|bytes| workspace.take(bytes));
         if has_scale {
-            pack::half_scale(context, [self.slices, scaled, inner], scale, control, steps)?;
+            steps.push(pack::half_scale(context, [self.slices, scaled, inner], scale, control)?);
         }
         steps.push(self.pack(context, weight, if has_scale { scale } else { control })?);
-        workspace.weight = Some(WeightPlaces { control, alone: false, panels: weight, scales: scale, bytes });
+        let setting = *context.kernel("set_words", &[], &[])?;
+        let places = WeightPlaces { control, alone: false, panels: weight, scales: scale, bytes, setting };
+        workspace.weight = Some(places);
         Ok([weight, scale])
     }
 
@@ -362,7 +417,9 @@ impl InputPanels {
             Operand::Split => {
                 launch(&[0.into(), awaits], blocks, overlap);
                 // By the largest magnitude, should the sample's have been far smaller.
-                launch(&[1.into(), awaits], blocks.min(AGAIN * context.device.multiprocessors), true);
+                if !pack::looks_at_all(context) {
+                    launch(&[1.into(), awaits], blocks.min(AGAIN * context.device.multiprocessors), true);
+                }
             }
             Operand::Scaled => launch(&[awaits], blocks, overlap),
             Operand::Half | Operand::Tf32 | Operand::Parts => {

@@ -1,6 +1,7 @@
 //! Plans whose weight is packed beforehand, for layers that keep theirs.
 
 use super::{Buffer, Plan, Step, Workspace, pack, panels};
+use crate::Variant;
 
 /// A plan in two: what is made of the weight alone, and what is left to do for every input. Together they do what the plan
 /// did, by the same launches.
@@ -25,6 +26,8 @@ pub(super) struct WeightPlaces {
     pub(super) scales: u64,
     /// Bytes of both.
     pub(super) bytes: [usize; 2],
+    /// What sets the control words for an input.
+    pub(super) setting: Variant,
 }
 
 impl Plan {
@@ -54,7 +57,7 @@ impl Plan {
                 if !is_control(step) {
                     block.push(step.clone());
                 } else if !places.alone {
-                    block.push(Step::Copy { at: places.control, words });
+                    block.push(panels::words_of_packed(places.setting, places.control, words));
                 }
                 continue;
             };
@@ -86,13 +89,19 @@ impl Plan {
             }
         }
         for at in 0..block.len() {
-            let behind = at > 0 && block[at - 1].is_exact();
-            let behind_scale = behind && block[at - 1].launches("half_scale");
-            // Nobody has waited for the scale in between.
-            if behind_scale && block[at].launches("halo_pack_input") {
+            let before = at.checked_sub(1).map(|before| &block[before]);
+            let behind = |kernel| before.is_some_and(|step| step.launches(kernel));
+            let [packs, scales] = ["halo_pack_input", "half_scale"].map(|kernel| block[at].launches(kernel));
+            // Nobody has waited in between for the scale, or for the words: of those who may be next these do before they need them.
+            if behind("half_scale") && packs {
                 block[at] = panels::awaiting_scale(&block[at]);
-            } else if behind_scale || !behind {
-                block[at] = block[at].clone().overlapping(false);
+            } else {
+                let early = if behind("set_words") {
+                    packs || scales
+                } else {
+                    before.is_some_and(Step::is_exact) && !behind("half_scale") && block[at].is_early()
+                };
+                block[at] = block[at].clone().overlapping(early);
             }
         }
         let packing = Plan {

@@ -76,13 +76,6 @@ pub enum Step {
         /// How many there are.
         words: usize,
     },
-    /// Copies 32-bit words of [`Buffer::Packed`], from its start, to the workspace.
-    Copy {
-        /// Where they go, in bytes.
-        at: u64,
-        /// How many there are.
-        words: usize,
-    },
     /// Launches a kernel.
     Launch {
         /// The kernel.
@@ -114,6 +107,11 @@ impl Step {
         matches!(self, Step::Launch { variant, .. } if variant.exact)
     }
 
+    /// Whether it starts while what is launched before it runs.
+    pub(super) fn is_early(&self) -> bool {
+        matches!(self, Step::Launch { overlap: true, .. })
+    }
+
     /// The same, starting while what is launched before it runs, or not.
     pub(super) fn overlapping(mut self, so: bool) -> Step {
         if let Step::Launch { overlap, .. } = &mut self {
@@ -126,7 +124,7 @@ impl Step {
     pub(super) fn moved(&self, to: impl Fn(Buffer, u64) -> (Buffer, u64)) -> Step {
         let mut step = self.clone();
         match &mut step {
-            Step::Clear { at, .. } | Step::Copy { at, .. } => *at = to(Buffer::Workspace, *at).1,
+            Step::Clear { at, .. } => *at = to(Buffer::Workspace, *at).1,
             Step::Launch { arguments, .. } => {
                 for argument in arguments {
                     if let Argument::Pointer(buffer, offset) = argument {

@@ -204,6 +204,13 @@ fn packs_before(plan: &Plan, what: &str) {
             let early = matches!(pair[1], Step::Launch { overlap: true, .. });
             assert!(waits || !early && !call.has("awaits"), "{part}: {what}");
         }
+        // And who may behind the words.
+        for pair in part.steps.windows(2).filter(|pair| pair[0].launches("set_words")) {
+            let waits = ["half_scale", "halo_pack_weight", "halo_pack_input"]
+                .iter()
+                .any(|kernel| pair[1].launches(kernel));
+            assert!(waits || !matches!(pair[1], Step::Launch { overlap: true, .. }), "{part}: {what}");
+        }
     }
     let buffers = |plan: &Plan| -> Vec<Buffer> {
         let calls = launches(plan).into_iter().flat_map(|call| call.arguments.iter());
@@ -217,10 +224,9 @@ fn packs_before(plan: &Plan, what: &str) {
         buffers(&packing).iter().all(apart) && buffers(&block).contains(&Buffer::Packed),
         "{plan}: {what}"
     );
-    assert_eq!(
-        launches(&packing).len() + launches(&block).len(),
-        launches(plan).len() + usize::from(plan.launches("half_scale"))
-    );
+    // Scales are of both operands, and words start with what packing has found, unless they are the weight's alone.
+    let again = [plan.launches("half_scale"), block.launches("set_words")].map(usize::from);
+    assert_eq!(launches(&packing).len() + launches(&block).len(), launches(plan).len() + again[0] + again[1]);
 }
 
 /// A launch's grid, arguments and addresses.

@@ -15,7 +15,8 @@
 //
 // - **A**, written by `halo_pack_input` without gaps: panels of 16 bytes a voxel (E elements: 8 of 16 bits or 4 of 32), voxels in
 //   the order of NDHW. A slice (group) has `chunks * PANELS` panels; those past its last channel are zeros.
-//   Panels are `a_rows` rows apart, at least `stage_rows` more than there are voxels; what those hold does not matter.
+//   Panels are `a_rows` rows apart, at least `stage_rows` more than there are voxels; what those hold does not matter. With `in_place`
+//   there is no A: rows are brought from x itself (`gather_rows.cuh`).
 // - **B**, written by `halo_pack_weight`: of each tap PANELS panels of BN/RW rows (output channels) of 16 bytes, in the order
 //   [slice][column block][td][chunk][th][tw]. A unit is a tap or, of two residues, a pair of neighbours along width, or two pairs.
 //
@@ -53,7 +54,8 @@
 // 4. `chunks`, `slices`, `blocks` (of columns of a slice), `channels` (of a slice).
 // 5. `y_n`, `y_c`, `y_d`, `y_h`, `y_w`.
 // 6. `channels_first`, `has_bias`, `activation`, `slope` (f64).
-// 7. `a_stages`, `stage_rows`, `b_stages`, `by_work`.
+// 7. `a_stages`, `stage_rows`, `b_stages`, `by_work`, `in_place` (channels of a slice of x, whose rows are brought from there, else 0: of 16
+//    bits, voxels `x_w` elements apart, as whole 16 bytes, as slices' channels are; nothing is packed along, and A not looked at).
 // 8. What `pack_ahead.cuh` asks for; then what `definition.cuh` does, as `halo_gemm` has it, but with COUNTS, which leaves it to
 //    another launch.
 // 9. With COUNTS, for statistics of y as `epilogue_statistics.cuh` has them: `parts`, `counts`, and chunks of a sample, phases
@@ -71,6 +73,7 @@
 
 #include "cluster_sums.cuh"
 #include "definition.cuh"
+#include "gather_rows.cuh"
 #include "gather_tiles.cuh"
 #include "halo_epilogue.cuh"
 #include "launch.cuh"
@@ -82,8 +85,8 @@
 #include "norm_behind.cuh"
 #endif
 
-/// Panels of a chunk, and steps of 32 bytes of K.
-constexpr int PANELS = 8, STEPS = PANELS / 2;
+/// Steps of a chunk, of 32 bytes of K.
+constexpr int STEPS = PANELS / 2;
 /// The most taps of a phase along an axis.
 constexpr int TAPS_OF_AXIS = 10;
 constexpr int FIXED = 4608;
@@ -107,7 +110,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) CLUSTER gather_gemm(
     int d_padding, int d_out, int h_kernel, int h_stride, int h_dilation, int h_step, int h_inverse, int h_padding, int h_out, int w_kernel,
     int w_stride, int w_dilation, int w_step, int w_inverse, int w_padding, int w_out, int chunks, int slices, int blocks, int channels, int y_n,
     int y_c, int y_d, int y_h, int y_w, int channels_first, int has_bias, int activation, double slope, int a_stages, int stage_rows,
-    int b_stages, int by_work, const Element *x, unsigned *control, int x_count, int x_depth, int x_height, int x_width,
+    int b_stages, int by_work, int in_place, const Element *x, unsigned *control, int x_count, int x_depth, int x_height, int x_width,
     int panels, int x_n, int x_c, int x_d, int x_h, int x_w, int units, int before, int shift, int pieces, int ahead,
     DEFINITION_PARAMETERS
 #ifdef COUNTS
@@ -148,7 +151,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) CLUSTER gather_gemm(
     if (threadIdx.x < 32) {
         for (int i = threadIdx.x; i < a_stages + b_stages; i += 32) {
             const bool of_a = i < a_stages;
-            barrier_init(of_a ? full_a + 8 * i : full_b + 8 * (i - a_stages), 1);
+            barrier_init(of_a ? full_a + 8 * i : full_b + 8 * (i - a_stages), of_a && in_place ? BRINGERS : 1);
             barrier_init(of_a ? empty_a + 8 * i : empty_b + 8 * (i - a_stages), of_a ? CONSUMERS : CONSUMERS / 32);
         }
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -205,6 +208,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) CLUSTER gather_gemm(
             }
 #endif
             if (ahead > 0) packed.pack(divisors, rings);
+#if KIND == 0
+            if (in_place) {
+                const GatherRows from_input = {x, x_w, in_place, ring_a, full_a, empty_a, a_stages, stage_bytes};
+                from_input.bring(s, *by, phases, tiles, blocks, chunks);
+            }
+#endif
             return;
         }
         // The producer: one warp.
@@ -216,7 +225,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) CLUSTER gather_gemm(
             if (index >= tiles) continue;
             const Tile<const Phase &> t(s, *by, phases, index);
             const int slice = t.column_block / blocks;
-            const int length = BM + (t.phase.nh - 1) * back_h * in_w + (t.phase.nw - 1) * back_w;
+            const int length = t.length(s);
             const Stages stages(t, chunks);
             await_previous();
 #pragma unroll 1
@@ -230,15 +239,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) CLUSTER gather_gemm(
                 }
 #pragma unroll 1
                 for (int chunk = stages.first(ad); chunk < stages.past(ad, chunks); chunk++) {
-                    // Each lane for what it copies over.
-                    barrier_wait(empty_a + 8 * at_a, phase_a);
-                    if (lane == 0) barrier_expect(full_a + 8 * at_a, PANELS * length * 16);
-                    if (lane < PANELS)
-                        copy(ring_a + at_a * stage_bytes + lane * panel_bytes, a + 16ll * (from + (chunk * PANELS + lane) * a_rows),
-                             length * 16, full_a + 8 * at_a);
-                    // Lanes that are ahead of one another would be held up by one another's waits.
-                    __syncwarp();
-                    if (++at_a == a_stages) at_a = 0, phase_a ^= 1;
+                    if (!in_place) {
+                        // Each lane for what it copies over.
+                        barrier_wait(empty_a + 8 * at_a, phase_a);
+                        if (lane == 0) barrier_expect(full_a + 8 * at_a, PANELS * length * 16);
+                        if (lane < PANELS)
+                            copy(ring_a + at_a * stage_bytes + lane * panel_bytes, a + 16ll * (from + (chunk * PANELS + lane) * a_rows),
+                                 length * 16, full_a + 8 * at_a);
+                        // Lanes that are ahead of one another would be held up by one another's waits.
+                        __syncwarp();
+                        if (++at_a == a_stages) at_a = 0, phase_a ^= 1;
+                    }
 #pragma unroll 1
                     for (int ah = 0; ah < t.phase.nh; ah++) {
                         const int td = t.phase.td + ad * d_step, th = t.phase.th + ah * (RH == 2 ? 2 : h_step);
@@ -279,6 +290,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) CLUSTER gather_gemm(
     // Of each warpgroup whether its products are stored.
     int *const stored = (int *)(by + 1);
 #endif
+    const bool is_in_place = KIND == 0 && in_place;
     // The rows of zeros, and the panel that this lane names for `ldmatrix`.
     const unsigned zero = shared(zeros), panel = lane / 16 * panel_bytes;
     int at_a = 0, phase_a = 0, at_b = 0, phase_b = 0, known = -1;
@@ -346,10 +358,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) CLUSTER gather_gemm(
                 // The row of zeros in the banks that the row would be in.
                 const unsigned from = (voxel[i] - behind) * 16;
                 unsigned address = there ? ring_a + at_a * stage_bytes + panel + from : zero + from % 128;
-                const int further = there ? 2 * panel_bytes : 0;
+                int further = there ? 2 * panel_bytes : 0;
+                if (is_in_place) address = (there ? ring_a + at_a * stage_bytes + from * 8 : zero) + (from % 128 ^ lane / 16 * 16), further = 0;
 #pragma unroll
                 for (int k = 0; k < STEPS; k++) {
-                    load_matrices(x[k][i], address);
+                    load_matrices(x[k][i], is_in_place ? address ^ 32 * k : address);
                     address += further;
                 }
             }

@@ -124,6 +124,9 @@ template <typename Of> struct Tile {
     }
     __device__ __forceinline__ int units() const { return (past_ad - first_ad) * phase.nh * phase.nw; }
 
+    /// Rows of a stage: voxels from the first one on that taps along height and width reach from any row.
+    __device__ __forceinline__ int length(const Sizes &s) const { return BM + (phase.nh - 1) * s.back_h * s.in_w + (phase.nw - 1) * s.back_w; }
+
     /// The phase, and the first row.
     __device__ __forceinline__ static int chosen(const Sizes &s, const Divisors &by, int rest, int *row0) {
         if (s.by_work) {

@@ -6,7 +6,8 @@
 // 4, the largest |x| of those looked at); i64: `count` (elements of x); i32: `samples` (pieces of 16 bytes that are looked at, spread
 // over x, as far as there are so many), `columns` (of a slice), `inner` and `channels_first` as `pack_weight_scale` has them,
 // `slice_out`, `in_per_group`, `out_per_group`, `taps`, `out_channels`.
-// Threads: 256. Grid: a block for each output channel, then any number of them for the input.
+// Threads: 256. Grid: a block for each output channel, then any number of them for the input. It may be launched so that it starts while
+// `set_words` still runs.
 
 #include "divisor.cuh"
 #include "launch.cuh"
@@ -44,7 +45,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) half_scale(const float *x,
                                                                  int in_per_group, int out_per_group, int taps, int out_channels) {
     let_next_start();
     if ((int)blockIdx.x >= out_channels) {
-        raise(&control[4], some_of(x, count, samples, blockIdx.x - out_channels, gridDim.x - out_channels));
+        const unsigned most = some_of(x, count, samples, blockIdx.x - out_channels, gridDim.x - out_channels);
+        await_previous();
+        raise(&control[4], most);
         return;
     }
     const int channel = blockIdx.x, group = channel / out_per_group, length = in_per_group * taps;
@@ -63,6 +66,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) half_scale(const float *x,
 #pragma unroll
         for (int k = 0; k < OF_CHANNEL; k++) most = max(most, v[k]);
     }
+    await_previous();
     raise(&control[1], most);
     __shared__ unsigned largest_of[THREADS / 32];
     most = __reduce_max_sync(0xffffffffu, most);

@@ -9,8 +9,8 @@
 // `x_c` = 1 is read by vectors of channels, `x_w` = 1 by vectors of a row's positions, where sizes and addresses
 // allow. Grid: any number of blocks along the first axis. Dynamic shared memory: 32 KB where channels of 16 bits or tf32 lie together and
 // a row is one thread's, else none. Control words as in `pack`, null if nobody asks; one and two fp16 read word 4, which `half_scale` has
-// filled, and of two word 0 is the largest magnitude when it is done. It may be launched so that it starts while `halo_pack_weight` still
-// runs, and does not end before that.
+// filled, and of two word 0 is the largest magnitude when it is done. It may be launched so that it starts while `halo_pack_weight` or
+// `set_words` still runs, and does not end before that.
 
 #include "divisor.cuh"
 #include "gradient_taps.cuh"
@@ -260,6 +260,8 @@ extern "C" __global__ void __launch_bounds__(256, 4) halo_pack_input(
                     out[((long long)(part * slices + slice) * panels + panel) * a_rows + row] = make_uint4(0, 0, 0, 0);
             }
     }
+    // The weight's pack: whoever waits for this one waits for both. With a weight that was packed before, the control words.
+    await_previous();
 #if SCALED
     // There is seldom one.
     if (coarse_ones) atomicAdd(&control[2], coarse_ones);
@@ -267,6 +269,4 @@ extern "C" __global__ void __launch_bounds__(256, 4) halo_pack_input(
 #if KIND != 5
     if (control) raise(&control[0], most);
 #endif
-    // The weight's pack: whoever waits for this one waits for both.
-    await_previous();
 }

@@ -14,7 +14,8 @@
 // `Y[i + td, r, column] += sum over th, tw, k: A[i*rows + r + offset, k] * B[th, tw][td*BN + column][k]`.
 //
 // - **A**, written by `halo_pack_input` with depth and samples in each other's place: panels of 16 bytes a row, `a_rows` rows apart, of
-//   which the first `lead` come before the first position's.
+//   which the first `lead` come before the first position's. With `in_place` there is no A: rows are brought from x itself
+//   (`sweep_rows.cuh`).
 // - **B**, written by `halo_pack_weight` with `sweeps`: tiles of `chunk_panels` panels of PLANES*BN rows of 16 bytes, in the order
 //   [column block][chunk][th][tw].
 //
@@ -27,7 +28,7 @@
 // For each chunk of channels of a plane the producer copies a stage of A with its halo, for each tap along height a unit of B with all
 // taps along width; `resident`: all units fit in the ring, and are copied once.
 //
-// Shared memory, in order: barriers, at 1 KB divisors, at 4 KB tables of columns for each warpgroup, staging areas for each warp, A's
+// Shared memory, in order: barriers, at 1 KB divisors, with `in_place` places of rows, at 4 KB tables of columns for each warpgroup, staging areas for each warp, A's
 // ring (`a_stages`), B's (`b_stages`), what packing takes.
 //
 // # Numbers
@@ -39,7 +40,7 @@
 // It may be launched so that it starts while the packs still run. Block: 128 threads a warpgroup, and 128. Grid: a multiple of `blocks`
 // along the first axis. Bytes of dynamic shared memory:
 // `4096 + WGS*(16*BN + 4096*MI + 1024) + a_stages*chunk_panels*stage_rows*16 + b_stages*w_kernel*chunk_panels*PLANES*BN*16`, and
-// those of the packers; `stage_rows` a multiple of 8, at least two stages of each, at most 60 of both together.
+// those of the packers; with `in_place` stages are of 2, 4 or 8 panels, and at most 704 rows; `stage_rows` a multiple of 8, at least two stages of each, at most 60 of both together.
 //
 // Parameters, in order:
 //
@@ -53,7 +54,8 @@
 // 6. `channels_first`, `has_bias`, `activation`, `slope` (f64).
 // 7. `a_stages`, `stage_rows`, `b_stages`, `resident`, `whole`.
 // 8. Of the input, to pack it, for which its planes are samples of which each has `n` planes: `x`, `height`, `width`, `panels`, `x_n`,
-//    `x_c`, `x_d`, `x_h`, `x_w`, `units`, `before`, `shift`, `pieces`, `ahead` (0: it is packed); `pack_rounds`, 2 or 3.
+//    `x_c`, `x_d`, `x_h`, `x_w`, `units`, `before`, `shift`, `pieces`, `ahead` (0: it is packed); `pack_rounds`, 2 or 3; `in_place` (channels
+//    of x, whose rows are brought from there, else 0: of 16 bits, side by side in whole pieces of 16 bytes, as voxels are; `ahead` is 0).
 
 /// What hides the memory's latency: a block's products leave three warps to pack.
 #define MORE_PACK_ROUNDS
@@ -64,6 +66,7 @@
 #include "launch.cuh"
 #include "pack_ahead.cuh"
 #include "sweep_columns.cuh"
+#include "sweep_rows.cuh"
 
 #if !defined(PLANES)
 #error "PLANES: taps along depth"
@@ -113,12 +116,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) halo_sweep(
     int channels, int y_n, int y_c, int y_d, int y_h, int y_w, int channels_first, int has_bias, int activation, double slope, int a_stages,
     int stage_rows, int b_stages, int resident, int whole, const Element *x, int height, int width, int panels,
     int x_n, int x_c, int x_d, int x_h, int x_w, int units, int before, int shift, int pieces, int ahead,
-    int pack_rounds) {
+    int pack_rounds, int in_place) {
     let_next_start();
     extern __shared__ __align__(128) char memory[];
     const unsigned full_a = shared(memory), empty_a = full_a + 8 * a_stages;
     const unsigned full_b = empty_a + 8 * a_stages, empty_b = full_b + 8 * b_stages;
-    const int panel_bytes = 16 * stage_rows, stage_bytes = chunk_panels * panel_bytes;
+    // Of a row of A in shared memory, which is 16 bytes of each panel by itself, or all of it.
+    const bool is_in_place = KIND == 0 && in_place;
+    const int pitch = is_in_place ? chunk_panels * 16 : 16, panel_bytes = 16 * stage_rows;
+    const int stage_bytes = chunk_panels * panel_bytes;
     const int tap_bytes = chunk_panels * ALL_COLUMNS * 16, unit_bytes = w_kernel * tap_bytes;
     Divisors *const by = (Divisors *)(memory + 1024);
     char *tables = memory + 4096;
@@ -129,7 +135,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) halo_sweep(
 
     if (threadIdx.x == 0) {
         for (int i = 0; i < a_stages; i++) {
-            barrier_init(full_a + 8 * i, 1);
+            barrier_init(full_a + 8 * i, in_place ? BRINGERS : 1);
             barrier_init(empty_a + 8 * i, CONSUMERS / 32);
         }
         for (int i = 0; i < b_stages; i++) {
@@ -152,6 +158,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) halo_sweep(
         if (threadIdx.x >= CONSUMERS + 32) {
             // The launch before, the weight's pack, has written nothing that this needs.
             if (ahead > 0) packed.pack(lines, memory + (ring_b - shared(memory)) + b_stages * unit_bytes);
+#if KIND == 0
+            if (in_place) {
+                SweepRows from_input = {x, n, pw, ph, width, height, in_place, x_n, x_d, x_h, x_w, ring_a, full_a, empty_a,
+                                        a_stages, stage_bytes, chunk_panels, chunks, (int *)(memory + PLACES)};
+                const int length = BM + (h_kernel - 1) * back_h + (w_kernel - 1) * w_step;
+#pragma unroll 1
+                for (int turn = 0;; turn++) {
+                    const Work w = work(turn);
+                    if (w.none()) break;
+                    from_input.find(by->line, by->height, w.piece * BM + offset - (h_kernel - 1) * back_h, length);
+#pragma unroll 1
+                    for (int plane = w.first(); plane < w.to; plane++) from_input.bring(plane, length);
+                }
+                from_input.tell<0>();
+            }
+#endif
             return;
         }
         // The producer: one warp.
@@ -176,16 +198,18 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) halo_sweep(
                 packed.await(row, row + length - 1, lines);
 #pragma unroll 1
                 for (int chunk = 0; chunk < chunks; chunk++) {
-                    if (lane == 0) {
-                        barrier_wait(empty_a + 8 * at_a, phase_a);
-                        barrier_expect(full_a + 8 * at_a, chunk_panels * length * 16);
-                    }
-                    __syncwarp();
+                    if (!in_place) {
+                        if (lane == 0) {
+                            barrier_wait(empty_a + 8 * at_a, phase_a);
+                            barrier_expect(full_a + 8 * at_a, chunk_panels * length * 16);
+                        }
+                        __syncwarp();
 #pragma unroll 1
-                    for (int p = lane; p < chunk_panels; p += 32)
-                        copy(ring_a + at_a * stage_bytes + p * panel_bytes, a + 16ll * row + (long long)(chunk * chunk_panels + p) * 16 * a_rows,
-                             length * 16, full_a + 8 * at_a);
-                    if (++at_a == a_stages) at_a = 0, phase_a ^= 1;
+                        for (int p = lane; p < chunk_panels; p += 32)
+                            copy(ring_a + at_a * stage_bytes + p * panel_bytes,
+                                 a + 16ll * row + (long long)(chunk * chunk_panels + p) * 16 * a_rows, length * 16, full_a + 8 * at_a);
+                        if (++at_a == a_stages) at_a = 0, phase_a ^= 1;
+                    }
                     if (resident) continue;
 #pragma unroll 1
                     for (int ah = 0; ah < h_kernel; ah++) {
@@ -233,6 +257,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) halo_sweep(
         asm volatile("bar.sync %0, 128;" ::"r"(warpgroup + 1) : "memory");
     }
     const int steps = chunk_panels / 2, together = resident ? h_kernel : 1;
+    // Of A's descriptors: pieces of 16 bytes from a row to the next, and from a step of K to the next; what does not change.
+    const int of_row = pitch / 16, of_step = is_in_place ? 2 : panel_bytes / 8, step_w = w_step * of_row, step_h = back_h * of_row;
+    const unsigned kind_of_a = kind_of_rows(pitch, MI);
     int at_a = 0, phase_a = 0, at_b = 0, phase_b = 0;
     // Whether all units have been waited for.
     bool there = false;
@@ -260,7 +287,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) halo_sweep(
 #pragma unroll 1
                     for (int chunk = 0; chunk < chunks; chunk++) {
                         barrier_wait(full_a + 8 * at_a, phase_a);
-                        unsigned of_line = place(ring_a + at_a * stage_bytes + ((h_kernel - 1) * back_h + warpgroup * M) * 16, panel_bytes);
+                        unsigned of_line = place(ring_a + at_a * stage_bytes + ((h_kernel - 1) * back_h + warpgroup * M) * pitch, panel_bytes);
 #pragma unroll 1
                         for (int line = 0; line < h_kernel; line += together) {
                             const int slot = resident ? chunk * h_kernel : at_b;
@@ -272,7 +299,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) halo_sweep(
                                 for (int k = 0; k < (K > 0 ? K : steps); k++) {
                                     const unsigned long long columns = operand_at<1>(from_b + k * 2 * ALL_COLUMNS);
 #pragma unroll
-                                    for (int i = 0; i < MI; i++) multiply(sums[i], operand_at<MI>(from_a + i * 8 + k * (panel_bytes / 8)), columns, 1);
+                                    for (int i = 0; i < MI; i++)
+                                        multiply(sums[i], (unsigned long long)kind_of_a << 32 | from_a + i * 8 * of_row + k * of_step, columns, 1);
                                 }
                             };
                             matrix_fence();
@@ -282,11 +310,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) halo_sweep(
                             for (int t = 1; t < together * w_kernel; t++, aw++) {
                                 tap();
                                 from_b += tap_bytes / 16;
-                                from_a += w_step;
-                                if (aw == w_kernel) aw = 0, of_line -= back_h, from_a = of_line;
+                                from_a += step_w;
+                                if (aw == w_kernel) aw = 0, of_line -= step_h, from_a = of_line;
                             }
                             tap();
-                            of_line -= back_h;
+                            of_line -= step_h;
                             matrix_commit();
                             matrix_wait<1>();
                             if (lane == 0) {

@@ -56,6 +56,7 @@ pub fn run(call: &Call<'_>, machine: &mut Machine) {
         "pack_largest" => pack_largest(call, machine),
         "pack_weight_scale" => pack_weight_scale(call, machine),
         "half_scale" => half_scale(call, machine),
+        "set_words" => set_words(call, machine),
         name if name.starts_with("pack_input_") => pack_input(call, machine),
         name if name.starts_with("pack_weight_") => pack_weight(call, machine),
         name if name.starts_with("linear_gemm_") => linear_gemm(call, machine),
@@ -81,7 +82,8 @@ pub fn run(call: &Call<'_>, machine: &mut Machine) {
 pub fn aligned(call: &Call<'_>) -> Vec<(&'static str, Pointer)> {
     let of = |row: &'static str| {
         let (kernel, name) = row.split_once(' ').expect("kernel and parameter");
-        (call.kernel().starts_with(kernel) && call.has(name)).then(|| (name, call.pointer(name)))
+        let given = || call.given(name).map(|pointer| (name, pointer));
+        (call.kernel().starts_with(kernel) && call.has(name)).then(given).flatten()
     };
     ALIGNED.into_iter().filter_map(of).collect()
 }
@@ -93,6 +95,7 @@ pub fn extents(call: &Call<'_>) -> Vec<(Pointer, i64)> {
     match call.kernel() {
         "direct" | "direct_output" if call.int("guarded") == 0 => found.clear(),
         "pack_weight_scale" => found.push(("scale", call.grid[0])),
+        "set_words" => found = ["control", "packed"].map(|name| (name, call.int("words"))).to_vec(),
         "half_scale" => {
             found.push(("scale", call.int("out_channels") / call.int("slice_out") * call.int("columns")))
         }
@@ -301,6 +304,15 @@ fn half_scale(call: &Call<'_>, machine: &mut Machine) {
         .flat_map(|piece| 4 * piece..count.min(4 * piece + 4));
     let most = looked_at.map(|at| bits(machine.read(x, at))).fold(0.0, f64::max);
     raise(call, machine, 4, most);
+}
+
+/// Words of zeros, or as they are where a weight was packed.
+fn set_words(call: &Call<'_>, machine: &mut Machine) {
+    assert!(call.grid[0] > 0 && call.grid[1..] == [1, 1]);
+    for word in 0..call.int("words") {
+        let value = call.given("packed").map_or(0.0, |packed| machine.read(packed, word));
+        machine.write(call.pointer("control"), word, value);
+    }
 }
 
 /// Element `k` of a column, for every tap along depth and height and every step along width: the weight

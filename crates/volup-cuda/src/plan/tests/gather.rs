@@ -65,7 +65,7 @@ impl Taps {
 /// The parts of the workspace that it may touch, each with its number of elements.
 pub fn extents(call: &Call<'_>) -> Vec<(&'static str, i64)> {
     let product = |names: &[&str]| names.iter().map(|name| call.int(name)).product::<i64>();
-    let e = 16 / call.pointer("a").width as i64;
+    let e = 16 / call.pointer("b").width as i64;
     let columns = call.size("BN") / call.size("RW");
     let taps = product(&["slices", "blocks", "d_kernel", "h_kernel", "w_kernel", "chunks"]);
     let control = if call.int("ahead") > 0 { 10 + call.int("pieces") } else { 5 };
@@ -158,6 +158,11 @@ fn first_reached(call: &Call<'_>, at: [i64; 4], [depth, height, width]: &[Taps; 
 pub fn run(call: &Call<'_>, machine: &mut Machine) {
     check(call);
     let voxels = ["x_depth", "x_height", "x_width"];
+    let in_place = call.int("in_place");
+    assert!(in_place == 0 || call.given("a").is_none() && call.int("ahead") == 0);
+    assert!(
+        in_place * 2 % 16 == 0 && (in_place == 0 || call.pointer("x").width == 2 && call.int("x_c") == 1)
+    );
     pack_along(call, machine, |panels| Packing {
         a_rows: call.int("a_rows"),
         lead: 0,
@@ -166,7 +171,7 @@ pub fn run(call: &Call<'_>, machine: &mut Machine) {
         sizes: call.ints(["x_count", "x_depth", "x_height", "x_width"]),
         strides: call.ints(["x_n", "x_c", "x_d", "x_h", "x_w"]),
         slices: 1,
-        slice_in: panels * 16 / call.pointer("a").width as i64,
+        slice_in: panels * 16 / call.pointer("b").width as i64,
         panels: call.int("chunks") * PANELS,
         channel_panels: panels,
         out: call.pointer("a"),
@@ -244,8 +249,16 @@ fn tile(
     let sizes = call.ints(["in_d", "in_h", "in_w"]);
     let [chunks, blocks, d_kernel, h_kernel, w_kernel] =
         call.ints(["chunks", "blocks", "d_kernel", "h_kernel", "w_kernel"]);
-    let (a, b) = (call.pointer("a"), call.pointer("b"));
-    let e = 16 / a.width as i64;
+    let (in_place, b) = (call.int("in_place"), call.pointer("b"));
+    let e = 16 / b.width as i64;
+    // An element of a voxel's channels, so many on in its slice.
+    let operand = |machine: &mut Machine, slice: i64, voxel: i64, at: i64| match call.given("a") {
+        Some(a) => machine.read(a, ((slice * chunks * PANELS + at / e) * a_rows + voxel) * e + at % e),
+        None if at < in_place => {
+            machine.read(call.pointer("x"), voxel * call.int("x_w") + slice * in_place + at)
+        }
+        None => 0.0,
+    };
     let taps = taps(call, residues);
     assert!(taps.iter().all(|taps| taps.count <= MOST[2]));
     let there = taps.iter().all(|taps| taps.count > 0);
@@ -287,10 +300,8 @@ fn tile(
                     }
                     let voxel = ((n * sizes[0] + voxel[0]) * sizes[1] + voxel[1]) * sizes[2] + voxel[2];
                     assert!((from..from + length).contains(&voxel) && voxel < voxels, "{voxel} of {from}");
-                    let panels = column_block / blocks * chunks + chunk;
                     for (piece, weights) in (0..).zip(weights.chunks(channels as usize)) {
-                        let (panel, k) = (piece / e, piece % e);
-                        let x = machine.read(a, ((panels * PANELS + panel) * a_rows + voxel) * e + k);
+                        let x = operand(machine, column_block / blocks, voxel, chunk * PANELS * e + piece);
                         if x == 0.0 {
                             continue;
                         }

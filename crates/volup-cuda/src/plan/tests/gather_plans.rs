@@ -55,7 +55,8 @@ fn plans(request: &Request, device: &DeviceInfo, variants: &[&Variant]) -> Vec<P
 
 #[test]
 fn gather_gemm_computes_the_definition() {
-    let (mut kernels_found, mut count, mut by_work) = (BTreeSet::new(), 0, BTreeSet::new());
+    let (mut kernels_found, mut count) = (BTreeSet::new(), 0);
+    let (mut by_work, mut in_place) = (BTreeSet::new(), BTreeSet::new());
     let all = kernels(&with_multiprocessors(132), None);
     let all: Vec<&Variant> = all.iter().collect();
     for (multiprocessors, dtype, precision) in [
@@ -76,6 +77,7 @@ fn gather_gemm_computes_the_definition() {
                     launches(&plan).into_iter().find(|call| call.kernel() == "gather_gemm").expect("one");
                 kernels_found.insert(product.variant.name);
                 by_work.insert(product.int("by_work"));
+                in_place.insert(product.int("in_place") > 0);
                 count += 1;
             }
         }
@@ -86,7 +88,7 @@ fn gather_gemm_computes_the_definition() {
         of_family.map(|kernel| kernel.name).all(|name| kernels_found.contains(name)),
         "{kernels_found:?}"
     );
-    assert!(count > 100 && by_work.len() == 2, "{count}, {by_work:?}");
+    assert!(count > 100 && by_work.len() == 2 && in_place.len() == 2, "{count}, {by_work:?}, {in_place:?}");
 }
 
 /// What few tiles are: phases of which some are in parts, parts of chunks and of taps, groups, a norm, tiles at edges whose parts lack
@@ -225,6 +227,26 @@ fn a_wrong_argument_shows() {
             let unnoticed = unnoticed_of(&example, &request, plan, wrong);
             assert!(unnoticed.is_empty(), "{unnoticed:?} may be wrong: {plan}");
         }
+    }
+}
+
+/// Rows that come from x itself.
+#[test]
+fn a_wrong_argument_of_rows_from_x_shows() {
+    let device = with_multiprocessors(2);
+    let all = kernels(&device, None);
+    let all: Vec<&Variant> = all.iter().collect();
+    let line = "n 2, 3x4x5, 80>36, k 3, s 2, p 1, op 1, g 2, bias";
+    let case = Case::parse("wrong", line, "all arguments matter").expect("a valid case");
+    let example = Example::new(&case, DType::F16, |_, _| {});
+    let request = example.request(Algorithm::GatherGemm, Precision::Ieee, [FORMATS[1]; 2]);
+    let plans = plans(&request, &device, &all);
+    let some: Vec<&Plan> = plans.iter().filter(|plan| plan.to_string().contains("rows from x")).collect();
+    assert!(some.len() >= 2, "{} plans", some.len());
+    for plan in some {
+        let wrong = [("gather_gemm", "rows voxels in_place x_w in_d in_h in_w chunks slices")];
+        let unnoticed = unnoticed_of(&example, &request, plan, &wrong);
+        assert!(unnoticed.is_empty(), "{unnoticed:?} may be wrong: {plan}");
     }
 }
 

@@ -10,7 +10,7 @@ use super::machine::{Call, Machine};
 pub fn extents(call: &Call<'_>) -> Vec<(&'static str, i64)> {
     let product = |names: &[&str]| names.iter().map(|name| call.int(name)).product::<i64>();
     let columns = call.int("blocks") * call.size("BN");
-    let e = elements(call.pointer("a"));
+    let e = elements(call.pointer("b"));
     let taps = product(&["h_kernel", "w_kernel", "chunks", "chunk_panels"]) * call.size("PLANES");
     let control = if call.int("ahead") > 0 { 10 + call.int("pieces") } else { 5 };
     vec![
@@ -41,6 +41,30 @@ pub fn check(call: &Call<'_>) {
     assert!(call.int("a_rows") < 1 << 31 && call.int("n") * call.int("y_n") < 1 << 31);
     assert!([0, 1].contains(&call.int("resident")) && [2, 3].contains(&call.int("pack_rounds")));
     assert!(call.int("resident") == 0 || b_stages >= chunks * h_kernel);
+    let in_place = call.int("in_place");
+    assert!(in_place == 0 || call.given("a").is_none() && call.int("ahead") == 0);
+    assert!(in_place == 0 || [2, 4, 8].contains(&chunk_panels) && stage_rows <= 704);
+    assert!(
+        in_place * 2 % 16 == 0 && (in_place == 0 || call.pointer("x").width == 2 && call.int("x_c") == 1)
+    );
+}
+
+/// Elements of a row of a plane, from so many on, as they lie in A, or where the input has them.
+fn operands(call: &Call<'_>, machine: &Machine, [plane, row, panel]: [i64; 3]) -> Vec<f64> {
+    let [rows, a_rows, lead] = call.ints(["rows", "a_rows", "lead"]);
+    let e = elements(call.pointer("b"));
+    if let Some(a) = call.given("a") {
+        let from = panel * a_rows + lead + plane * rows + row;
+        return (0..e).map(|k| machine.read(a, from * e + k)).collect();
+    }
+    let [ph, pw, height, width, in_place] = call.ints(["ph", "pw", "height", "width", "in_place"]);
+    let [x_n, x_d, x_h, x_w] = call.ints(["x_n", "x_d", "x_h", "x_w"]);
+    let (line, w) = (row.div_euclid(pw), row.rem_euclid(pw));
+    let (sample, h) = (line.div_euclid(ph), line.rem_euclid(ph));
+    let inside = (0..rows).contains(&row) && h < height && w < width;
+    let from = plane * x_n + sample * x_d + h * x_h + w * x_w + panel * e;
+    let there = |k: i64| inside && panel * e + k < in_place;
+    (0..e).map(|k| if there(k) { machine.read(call.pointer("x"), from + k) } else { 0.0 }).collect()
 }
 
 /// Planes of the input are multiplied one after the other, each by all taps along depth.
@@ -53,7 +77,7 @@ pub fn run(call: &Call<'_>, machine: &mut Machine) {
         sizes: call.ints(["planes", "n", "height", "width"]),
         strides: call.ints(["x_n", "x_c", "x_d", "x_h", "x_w"]),
         slices: 1,
-        slice_in: panels * elements(call.pointer("a")),
+        slice_in: panels * elements(call.pointer("b")),
         panels: call.int("chunks") * call.int("chunk_panels"),
         channel_panels: panels,
         out: call.pointer("a"),
@@ -100,8 +124,8 @@ fn multiply(call: &Call<'_>, machine: &Machine, [block, piece, plane]: [i64; 3],
     let [rows, a_rows, lead, offset] = call.ints(["rows", "a_rows", "lead", "offset"]);
     let [h_kernel, back_h, w_kernel, w_step] = call.ints(["h_kernel", "back_h", "w_kernel", "w_step"]);
     let [panels, chunks] = call.ints(["chunk_panels", "chunks"]);
-    let (a, b) = (call.pointer("a"), call.pointer("b"));
-    let e = elements(a);
+    let b = call.pointer("b");
+    let e = elements(b);
     let start = lead + plane * rows + piece * bm + offset;
     let length = bm + (w_kernel - 1) * w_step;
     assert!(
@@ -112,10 +136,13 @@ fn multiply(call: &Call<'_>, machine: &Machine, [block, piece, plane]: [i64; 3],
     for (chunk, th) in (0..chunks).flat_map(|chunk| (0..h_kernel).map(move |th| (chunk, th))) {
         for (tw, panel) in (0..w_kernel).flat_map(|tw| (0..panels).map(move |panel| (tw, panel))) {
             let unit = ((block * chunks + chunk) * h_kernel + th) * w_kernel + tw;
-            let from_a = (chunk * panels + panel) * a_rows + start - th * back_h + tw * w_step;
+            let row0 = piece * bm + offset - th * back_h + tw * w_step;
+            let inputs: Vec<Vec<f64>> = (0..here)
+                .map(|row| operands(call, machine, [plane, row0 + row, chunk * panels + panel]))
+                .collect();
             let from_b = (unit * panels + panel) * taps * bn;
             for k in 0..e {
-                let inputs: Vec<f64> = (0..here).map(|row| machine.read(a, (from_a + row) * e + k)).collect();
+                let inputs: Vec<f64> = inputs.iter().map(|row| row[k as usize]).collect();
                 for (td, sums) in (0..taps).zip(sums.iter_mut()) {
                     let weights: Vec<f64> =
                         (0..bn).map(|n| machine.read(b, (from_b + td * bn + n) * e + k)).collect();

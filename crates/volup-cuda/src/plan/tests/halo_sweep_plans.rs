@@ -67,6 +67,7 @@ fn sweeps_compute_the_definition() {
                     ("stays", resident == 1),
                     ("passes", resident == 0),
                     ("packs along", ahead > 0),
+                    ("rows from x", call.int("in_place") > 0),
                     ("whole pieces", whole > 0),
                     ("parts of pieces", whole == 0),
                     ("chunks", chunks > 1),
@@ -79,7 +80,7 @@ fn sweeps_compute_the_definition() {
     }
     let sweeps = all.iter().filter(|kernel| kernel.entry == "halo_sweep");
     assert_eq!(kernels_found, sweeps.map(|kernel| kernel.name).collect());
-    assert_eq!(features.len(), 7, "{features:?}");
+    assert_eq!(features.len(), 8, "{features:?}");
     assert!(count > 60, "{count}");
 }
 
@@ -116,8 +117,7 @@ fn a_wrong_argument_shows() {
     let all: Vec<&Variant> = all.iter().collect();
     let line = "n 3, 6x20x19, 40>20, k 3x3x4, p 1, d 1x2x1, bias, relu";
     let case = Case::parse("wrong", line, "all arguments matter").expect("a valid case");
-    let example = Example::new(&case, DType::F32, |_, _| {});
-    let request = example.request(Algorithm::HaloGemm, Precision::Tf32, [FORMATS[0]; 2]);
+    let of_input = [("halo_sweep", "in_place x_n x_d x_h x_w height width rows ph pw chunks")];
     let wrong = [
         ("halo_pack_weight", "sweeps chunk_panels chunks columns blocks d_kernel h_kernel w_kernel"),
         (
@@ -130,11 +130,17 @@ fn a_wrong_argument_shows() {
         ),
         ("halo_sweep", "stage_rows b_stages whole"),
     ];
-    let plan = plans(&request, &device, &all).into_iter().find(|plan| {
-        let text = plan.to_string();
-        text.contains("x3x16") && text.contains("passing") && !text.contains("along")
-    });
-    let plan = plan.expect("a plan of several column blocks");
-    let unnoticed = unnoticed_of(&example, &request, &plan, &wrong);
-    assert!(unnoticed.is_empty(), "{unnoticed:?} may be wrong: {plan}");
+    for (dtype, format, rows, wrong) in
+        [(DType::F32, FORMATS[0], "units", &wrong[..]), (DType::F16, FORMATS[1], "rows from x", &of_input)]
+    {
+        let example = Example::new(&case, dtype, |_, _| {});
+        let request = example.request(Algorithm::HaloGemm, Precision::Tf32, [format; 2]);
+        let plan = plans(&request, &device, &all).into_iter().find(|plan| {
+            let text = plan.to_string();
+            ["x3x16", "passing", rows].iter().all(|words| text.contains(words)) && !text.contains("along")
+        });
+        let plan = plan.expect("a plan of several column blocks");
+        let unnoticed = unnoticed_of(&example, &request, &plan, wrong);
+        assert!(unnoticed.is_empty(), "{unnoticed:?} may be wrong: {plan}");
+    }
 }

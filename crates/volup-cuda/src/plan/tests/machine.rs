@@ -209,19 +209,6 @@ impl Machine {
                     let cleared = Cell { value: 0.0, width: CLEARED, writer: self.launch };
                     self.buffers[Buffer::Workspace as usize][first..last + 4 / CELL].fill(cleared);
                 }
-                Step::Copy { at, words } => {
-                    self.doing = "copy".into();
-                    for word in 0..*words {
-                        let pointer = |buffer, at: u64| Pointer {
-                            buffer,
-                            at: at as usize + 4 * word,
-                            width: 4,
-                            of: "i32",
-                        };
-                        let value = self.read(pointer(Buffer::Packed, 0), 0);
-                        self.write(pointer(Buffer::Workspace, *at), 0, value);
-                    }
-                }
                 Step::Launch { .. } => {
                     let call = Call::new(step).expect("a launch");
                     self.doing = format!("step {index}, {}", call.variant.name);

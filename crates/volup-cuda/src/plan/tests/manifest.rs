@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 const VARIANTS: &str = include_str!("../../../../volup-kernels/variants.toml");
 
 /// The kernels' files by family; those in CUDA C++ by kernel.
-const SOURCES: [(&str, &str); 43] = [
+const SOURCES: [(&str, &str); 44] = [
     ("block_output", include_str!("../../../../volup-kernels/src/cuda/block_output.cu")),
     ("box_gemm", include_str!("../../../../volup-kernels/src/cuda/box_gemm.cu")),
     ("box_pack_weight", include_str!("../../../../volup-kernels/src/cuda/box_pack_weight.cu")),
@@ -44,6 +44,7 @@ const SOURCES: [(&str, &str); 43] = [
     ("pack", include_str!("../../../../volup-kernels/src/pack.rs")),
     ("plane_gradient", include_str!("../../../../volup-kernels/src/cuda/plane_gradient.cu")),
     ("pointwise", include_str!("../../../../volup-kernels/src/cuda/pointwise.cu")),
+    ("set_words", include_str!("../../../../volup-kernels/src/cuda/set_words.cu")),
     ("shuffle_gemm", include_str!("../../../../volup-kernels/src/cuda/shuffle_gemm.cu")),
     ("shuffle_gradient", include_str!("../../../../volup-kernels/src/cuda/shuffle_gradient.cu")),
     ("shuffle_ring", include_str!("../../../../volup-kernels/src/cuda/shuffle_ring.cu")),
