@@ -35,8 +35,9 @@ const CACHED: usize = 4;
 const FEW: usize = 4;
 /// What launches cost beside the product's work, and the product's own, in seconds.
 const LAUNCHES: f64 = 7e-6;
-/// What of that is the input's pack.
+/// What of that is the input's pack; what rows from the input itself make of the product.
 const PACK: f64 = 3e-6;
+const IN_PLACE: f64 = 1.04;
 const START: f64 = 8.7e-6;
 /// What it takes to find what operands are scaled by, in seconds.
 const SCALE: f64 = 4e-6;
@@ -340,12 +341,13 @@ impl<'a> GatherGemm<'a> {
         let traffic = (units * unit as f64 + (stages * stage) as f64) * (row_tiles * all) as f64 / CACHE;
         let output = (batch * sample * request.dtype.size()) as f64 / context.device.memory(MEMORY);
         let busy = (busy / CLOCK).max(traffic);
-        let launches = if packs_input { LAUNCHES } else { LAUNCHES - PACK };
         let pack = if packs_input { (input + packed) as f64 / context.device.memory(MEMORY) } else { 0.0 };
         // Residues along width that are written apart: the cache brings sectors together.
         let apart = ncdhw && axes[2].axis.stride > outputs;
         let (output, seen) = if apart { (2.0 * output, 0.6) } else { (output, 0.2) };
         let product = busy.max(output) + seen * busy.min(output);
+        let (launches, product) =
+            if packs_input { (LAUNCHES, product) } else { (LAUNCHES - PACK, IN_PLACE * product) };
         let passed = pack.max(items as f64 / PIECES);
         let scale = if operand.has_scale() { SCALE } else { 0.0 };
         let packing = norm_behind::packing(context, PACKERS - behind);

@@ -26,11 +26,11 @@ const MOST_A: usize = 6;
 const MOST_IN_PLACE: [usize; 2] = [8, 704];
 /// Rounds of what packs beside the products: more if there is room for them.
 const ROUNDS: [usize; 2] = [3, PACK_ROUNDS];
-/// What rows from the input make of the time of a plane's products; bytes a second that a block brings, and what it takes for a chunk of a
-/// plane besides, in seconds.
-const IN_PLACE: f64 = 1.15;
-const BROUGHT: f64 = 11.5e9;
-const CHUNK: f64 = 1e-7;
+/// Bytes a second of rows from the input that a block brings, of two, four and eight panels; the share of a plane's products, or of what it
+/// takes to bring its rows, that does not hide behind the longer of both; what a chunk takes besides, in seconds.
+const BROUGHT: [f64; 3] = [11.5e9, 13.5e9, 16.5e9];
+const BESIDE: f64 = 0.1;
+const CHUNK: f64 = 2e-7;
 /// The part of the products that hides what packing beside them takes.
 const HIDES: f64 = 0.95;
 
@@ -231,8 +231,9 @@ impl<'a> Sweep<'a> {
         let plane = if packs_input {
             plane
         } else {
-            (IN_PLACE * plane)
-                .max(chunks as f64 * (CHUNK + (chunk_panels * 16 * (bm + halo)) as f64 / BROUGHT))
+            let rate = BROUGHT[(chunk_panels.ilog2() as usize - 1).min(2)];
+            let brought = (chunks * chunk_panels * 16 * (bm + halo)) as f64 / rate;
+            plane.max(brought) + BESIDE * plane.min(brought) + chunks as f64 * CHUNK
         };
         let again = 1.0 + COLUMNS * (blocks - 1) as f64;
         let busy = most as f64 * again * (plane + TILE + ELEMENT * (bm * n) as f64);
