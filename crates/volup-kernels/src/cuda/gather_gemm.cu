@@ -359,6 +359,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) CLUSTER gather_gemm(
                 const unsigned from = (voxel[i] - behind) * 16;
                 unsigned address = there ? ring_a + at_a * stage_bytes + panel + from : zero + from % 128;
                 int further = there ? 2 * panel_bytes : 0;
+                // A row of its own, of all panels (`gather_rows.cuh`).
                 if (is_in_place) address = (there ? ring_a + at_a * stage_bytes + from * 8 : zero) + (from % 128 ^ lane / 16 * 16), further = 0;
 #pragma unroll
                 for (int k = 0; k < STEPS; k++) {

@@ -28,8 +28,8 @@
 // For each chunk of channels of a plane the producer copies a stage of A with its halo, for each tap along height a unit of B with all
 // taps along width; `resident`: all units fit in the ring, and are copied once.
 //
-// Shared memory, in order: barriers, at 1 KB divisors, with `in_place` places of rows, at 4 KB tables of columns for each warpgroup, staging areas for each warp, A's
-// ring (`a_stages`), B's (`b_stages`), what packing takes.
+// Shared memory, in order: barriers, at 1 KB divisors, with `in_place` places of rows, at 4 KB tables of columns for each warpgroup, staging
+// areas for each warp, A's ring (`a_stages`), B's (`b_stages`), what packing takes.
 //
 // # Numbers
 //
@@ -40,7 +40,8 @@
 // It may be launched so that it starts while the packs still run. Block: 128 threads a warpgroup, and 128. Grid: a multiple of `blocks`
 // along the first axis. Bytes of dynamic shared memory:
 // `4096 + WGS*(16*BN + 4096*MI + 1024) + a_stages*chunk_panels*stage_rows*16 + b_stages*w_kernel*chunk_panels*PLANES*BN*16`, and
-// those of the packers; with `in_place` stages are of 2, 4 or 8 panels, and at most 704 rows; `stage_rows` a multiple of 8, at least two stages of each, at most 60 of both together.
+// those of the packers; with `in_place` stages are of 2, 4 or 8 panels, and at most 704 rows; `stage_rows` a multiple of 8, at least two
+// stages of each, at most 60 of both together.
 //
 // Parameters, in order:
 //
