@@ -172,7 +172,7 @@ impl<'a> Sweep<'a> {
             return None;
         }
         let is_row = chunk_panels.is_power_of_two() && chunk_panels <= MOST_IN_PLACE[0];
-        if !packs_input && !(is_row && stage_rows <= MOST_IN_PLACE[1]) {
+        if !(packs_input || is_row && stage_rows <= MOST_IN_PLACE[1]) {
             return None;
         }
         let stage = chunk_panels * stage_rows * 16;
