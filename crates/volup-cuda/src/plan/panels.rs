@@ -96,8 +96,7 @@ pub(super) fn may_pack_along(context: Context<'_>, kernel: &Variant, operand: Op
         && elements <= i32::MAX as usize
 }
 
-/// The launch that sets so many control words to what a packed weight starts with; the next one may start meanwhile, which behind a copy by
-/// the driver it may not.
+/// The launch that sets so many control words to what a packed weight starts with.
 pub(super) fn words_of_packed(setting: Variant, control: u64, words: usize) -> Step {
     let arguments = vec![
         Argument::Pointer(Buffer::Workspace, control),

@@ -306,11 +306,11 @@ fn half_scale(call: &Call<'_>, machine: &mut Machine) {
     raise(call, machine, 4, most);
 }
 
-/// Words of zeros, or as they are where a weight was packed.
+/// Words as they are where a weight was packed.
 fn set_words(call: &Call<'_>, machine: &mut Machine) {
     assert!(call.grid[0] > 0 && call.grid[1..] == [1, 1]);
     for word in 0..call.int("words") {
-        let value = call.given("packed").map_or(0.0, |packed| machine.read(packed, word));
+        let value = machine.read(call.pointer("packed"), word);
         machine.write(call.pointer("control"), word, value);
     }
 }
