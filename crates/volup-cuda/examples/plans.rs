@@ -111,9 +111,6 @@ fn described(case: &Case, request: &Request, [precision, layout]: [&str; 2], pla
         "post_activation": case.block.post_activation().map(|a| a.to_string()),
         "plan": plan.to_string(), "expected_ms": plan.seconds() * 1e3, "workspace": plan.workspace_bytes,
         "steps": plan.steps.iter().map(step).collect::<Vec<_>>(),
-        "prepacked": plan.prepacked().map(|of| [of.packing, of.block].map(|plan| json!({
-            "workspace": plan.workspace_bytes, "steps": plan.steps.iter().map(step).collect::<Vec<_>>(),
-        }))),
     })
 }
 

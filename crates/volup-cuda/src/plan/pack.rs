@@ -159,7 +159,8 @@ pub(super) fn half_scale(
     [slices, columns, inner]: [usize; 3],
     scale: u64,
     control: u64,
-) -> Result<Step> {
+    steps: &mut Vec<Step>,
+) -> Result<()> {
     let conv = context.request.geometry.conv();
     let (cin, cout, groups) = (conv.in_channels(), conv.out_channels(), conv.groups());
     let first = usize::from(context.request.output_format == MemoryFormat::Contiguous);
@@ -168,7 +169,8 @@ pub(super) fn half_scale(
     let samples = if context.packed { 0 } else { samples(context) };
     let taps = conv.kernel_size().iter().product();
     let weight = [weight, Argument::Pointer(Buffer::Workspace, scale)];
-    scales(context, weight, control, samples, cut, [taps, cout])
+    steps.push(scales(context, weight, control, samples, cut, [taps, cout])?);
+    Ok(())
 }
 
 /// Finds what the input alone is scaled by.

@@ -202,7 +202,7 @@ impl WeightPanels {
         let bytes = [self.bytes(context), if has_scale { self.slices * scaled * 4 } else { 0 }];
         let [weight, scale] = bytes.map(|bytes| workspace.take(bytes));
         if has_scale {
-            steps.push(pack::half_scale(context, [self.slices, scaled, inner], scale, control)?);
+            pack::half_scale(context, [self.slices, scaled, inner], scale, control, steps)?;
         }
         steps.push(self.pack(context, weight, if has_scale { scale } else { control })?);
         let setting = *context.kernel("set_words", &[], &[])?;

@@ -201,15 +201,12 @@ fn packs_before(plan: &Plan, what: &str) {
         for pair in part.steps.windows(2).filter(|pair| pair[0].launches("half_scale")) {
             let Some(call) = Call::new(&pair[1]) else { continue };
             let waits = call.has("awaits") && call.int("awaits") == 1 || call.kernel() == "halo_pack_weight";
-            let early = matches!(pair[1], Step::Launch { overlap: true, .. });
-            assert!(waits || !early && !call.has("awaits"), "{part}: {what}");
+            assert!(waits || !pair[1].is_early() && !call.has("awaits"), "{part}: {what}");
         }
         // And who may behind the words.
         for pair in part.steps.windows(2).filter(|pair| pair[0].launches("set_words")) {
-            let waits = ["half_scale", "halo_pack_weight", "halo_pack_input"]
-                .iter()
-                .any(|kernel| pair[1].launches(kernel));
-            assert!(waits || !matches!(pair[1], Step::Launch { overlap: true, .. }), "{part}: {what}");
+            let waits = pair[1].launches("half_scale") || pair[1].launches("halo_pack_input");
+            assert!(waits || !pair[1].is_early(), "{part}: {what}");
         }
     }
     let buffers = |plan: &Plan| -> Vec<Buffer> {

@@ -249,14 +249,13 @@ fn tile(
     let sizes = call.ints(["in_d", "in_h", "in_w"]);
     let [chunks, blocks, d_kernel, h_kernel, w_kernel] =
         call.ints(["chunks", "blocks", "d_kernel", "h_kernel", "w_kernel"]);
-    let (in_place, b) = (call.int("in_place"), call.pointer("b"));
+    let (a, x, b) = (call.given("a"), call.pointer("x"), call.pointer("b"));
+    let [in_place, x_w] = call.ints(["in_place", "x_w"]);
     let e = 16 / b.width as i64;
     // An element of a voxel's channels, so many on in its slice.
-    let operand = |machine: &mut Machine, slice: i64, voxel: i64, at: i64| match call.given("a") {
+    let operand = |machine: &mut Machine, slice: i64, voxel: i64, at: i64| match a {
         Some(a) => machine.read(a, ((slice * chunks * PANELS + at / e) * a_rows + voxel) * e + at % e),
-        None if at < in_place => {
-            machine.read(call.pointer("x"), voxel * call.int("x_w") + slice * in_place + at)
-        }
+        None if at < in_place => machine.read(x, voxel * x_w + slice * in_place + at),
         None => 0.0,
     };
     let taps = taps(call, residues);

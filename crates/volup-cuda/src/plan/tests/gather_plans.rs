@@ -211,15 +211,36 @@ fn a_wrong_argument_shows() {
         ("group_merge", "groups group_channels joined chunks phases rows tile_rows warpgroups"),
     ];
     let of_norm = [("gather_gemm", "norm_groups y_voxels norm_warps out_channels joined")];
+    let of_input = [("gather_gemm", "rows voxels in_place x_w in_d in_h in_w chunks slices")];
+    let first = (DType::F32, FORMATS[0]);
     // The second has samples that are a tile each.
-    for (line, words, least, wrong) in [
-        ("n 2, 3x4x5, 40>70, k 3x4x3, s 2, p 1, op 0x1x0, bias, relu", " 128x128/", 2, &of_product[..]),
-        ("n 3, 4x8x8, 9>36, k 3, s 2, p 1, op 1, bias, relu, gn 6", "with statistics; ", 3, &of_statistics),
-        ("n 4, 4x4x4, 64>32, k 3, bias, relu, gn 8", "normalize behind", 2, &of_norm),
+    for (line, (dtype, format), words, least, wrong) in [
+        (
+            "n 2, 3x4x5, 40>70, k 3x4x3, s 2, p 1, op 0x1x0, bias, relu",
+            first,
+            " 128x128/",
+            2,
+            &of_product[..],
+        ),
+        (
+            "n 3, 4x8x8, 9>36, k 3, s 2, p 1, op 1, bias, relu, gn 6",
+            first,
+            "with statistics; ",
+            3,
+            &of_statistics,
+        ),
+        ("n 4, 4x4x4, 64>32, k 3, bias, relu, gn 8", first, "normalize behind", 2, &of_norm),
+        (
+            "n 2, 3x4x5, 80>36, k 3, s 2, p 1, op 1, g 2, bias",
+            (DType::F16, FORMATS[1]),
+            "rows from x",
+            2,
+            &of_input,
+        ),
     ] {
         let case = Case::parse("wrong", line, "all arguments matter").expect("a valid case");
-        let example = Example::new(&case, DType::F32, |_, _| {});
-        let request = example.request(Algorithm::GatherGemm, Precision::Tf32, [FORMATS[0]; 2]);
+        let example = Example::new(&case, dtype, |_, _| {});
+        let request = example.request(Algorithm::GatherGemm, Precision::Tf32, [format; 2]);
         let plans = plans(&request, &device, &all);
         let some: Vec<&Plan> = plans.iter().filter(|plan| plan.to_string().contains(words)).collect();
         assert!(some.len() >= least, "{words}: {} plans", some.len());
@@ -227,26 +248,6 @@ fn a_wrong_argument_shows() {
             let unnoticed = unnoticed_of(&example, &request, plan, wrong);
             assert!(unnoticed.is_empty(), "{unnoticed:?} may be wrong: {plan}");
         }
-    }
-}
-
-/// Rows that come from x itself.
-#[test]
-fn a_wrong_argument_of_rows_from_x_shows() {
-    let device = with_multiprocessors(2);
-    let all = kernels(&device, None);
-    let all: Vec<&Variant> = all.iter().collect();
-    let line = "n 2, 3x4x5, 80>36, k 3, s 2, p 1, op 1, g 2, bias";
-    let case = Case::parse("wrong", line, "all arguments matter").expect("a valid case");
-    let example = Example::new(&case, DType::F16, |_, _| {});
-    let request = example.request(Algorithm::GatherGemm, Precision::Ieee, [FORMATS[1]; 2]);
-    let plans = plans(&request, &device, &all);
-    let some: Vec<&Plan> = plans.iter().filter(|plan| plan.to_string().contains("rows from x")).collect();
-    assert!(some.len() >= 2, "{} plans", some.len());
-    for plan in some {
-        let wrong = [("gather_gemm", "rows voxels in_place x_w in_d in_h in_w chunks slices")];
-        let unnoticed = unnoticed_of(&example, &request, plan, &wrong);
-        assert!(unnoticed.is_empty(), "{unnoticed:?} may be wrong: {plan}");
     }
 }
 

@@ -49,22 +49,24 @@ pub fn check(call: &Call<'_>) {
     );
 }
 
-/// Elements of a row of a plane, from so many on, as they lie in A, or where the input has them.
-fn operands(call: &Call<'_>, machine: &Machine, [plane, row, panel]: [i64; 3]) -> Vec<f64> {
-    let [rows, a_rows, lead] = call.ints(["rows", "a_rows", "lead"]);
-    let e = elements(call.pointer("b"));
-    if let Some(a) = call.given("a") {
-        let from = panel * a_rows + lead + plane * rows + row;
-        return (0..e).map(|k| machine.read(a, from * e + k)).collect();
-    }
-    let [ph, pw, height, width, in_place] = call.ints(["ph", "pw", "height", "width", "in_place"]);
+/// What gives the elements of a panel of a plane's row, as they lie in A, or where the input has them.
+fn operands<'a>(call: &Call<'_>, machine: &'a Machine) -> impl Fn([i64; 3]) -> Vec<f64> + 'a {
+    let (a, x, e) = (call.given("a"), call.pointer("x"), elements(call.pointer("b")));
+    let [rows, a_rows, lead, in_place] = call.ints(["rows", "a_rows", "lead", "in_place"]);
+    let [ph, pw, height, width] = call.ints(["ph", "pw", "height", "width"]);
     let [x_n, x_d, x_h, x_w] = call.ints(["x_n", "x_d", "x_h", "x_w"]);
-    let (line, w) = (row.div_euclid(pw), row.rem_euclid(pw));
-    let (sample, h) = (line.div_euclid(ph), line.rem_euclid(ph));
-    let inside = (0..rows).contains(&row) && h < height && w < width;
-    let from = plane * x_n + sample * x_d + h * x_h + w * x_w + panel * e;
-    let there = |k: i64| inside && panel * e + k < in_place;
-    (0..e).map(|k| if there(k) { machine.read(call.pointer("x"), from + k) } else { 0.0 }).collect()
+    move |[plane, row, panel]| {
+        if let Some(a) = a {
+            let from = panel * a_rows + lead + plane * rows + row;
+            return (0..e).map(|k| machine.read(a, from * e + k)).collect();
+        }
+        let (line, w) = (row.div_euclid(pw), row.rem_euclid(pw));
+        let (sample, h) = (line.div_euclid(ph), line.rem_euclid(ph));
+        let inside = (0..rows).contains(&row) && h < height && w < width;
+        let from = plane * x_n + sample * x_d + h * x_h + w * x_w + panel * e;
+        let there = |k: i64| inside && panel * e + k < in_place;
+        (0..e).map(|k| if there(k) { machine.read(x, from + k) } else { 0.0 }).collect()
+    }
 }
 
 /// Planes of the input are multiplied one after the other, each by all taps along depth.
@@ -124,7 +126,7 @@ fn multiply(call: &Call<'_>, machine: &Machine, [block, piece, plane]: [i64; 3],
     let [rows, a_rows, lead, offset] = call.ints(["rows", "a_rows", "lead", "offset"]);
     let [h_kernel, back_h, w_kernel, w_step] = call.ints(["h_kernel", "back_h", "w_kernel", "w_step"]);
     let [panels, chunks] = call.ints(["chunk_panels", "chunks"]);
-    let b = call.pointer("b");
+    let (b, operands) = (call.pointer("b"), operands(call, machine));
     let e = elements(b);
     let start = lead + plane * rows + piece * bm + offset;
     let length = bm + (w_kernel - 1) * w_step;
@@ -137,9 +139,8 @@ fn multiply(call: &Call<'_>, machine: &Machine, [block, piece, plane]: [i64; 3],
         for (tw, panel) in (0..w_kernel).flat_map(|tw| (0..panels).map(move |panel| (tw, panel))) {
             let unit = ((block * chunks + chunk) * h_kernel + th) * w_kernel + tw;
             let row0 = piece * bm + offset - th * back_h + tw * w_step;
-            let inputs: Vec<Vec<f64>> = (0..here)
-                .map(|row| operands(call, machine, [plane, row0 + row, chunk * panels + panel]))
-                .collect();
+            let inputs: Vec<Vec<f64>> =
+                (0..here).map(|row| operands([plane, row0 + row, chunk * panels + panel])).collect();
             let from_b = (unit * panels + panel) * taps * bn;
             for k in 0..e {
                 let inputs: Vec<f64> = inputs.iter().map(|row| row[k as usize]).collect();

@@ -146,3 +146,26 @@ fn tiles_in_parts() {
         assert!(engine.said.get() >= 3, "{} plans", engine.said.get());
     });
 }
+
+/// Rows that come from the input itself, of sweeps and gathers: channels that are no whole chunk, samples within a tile, gaps, groups, a norm.
+const FROM_X: [&str; 8] = [
+    "n 2, 3x5x7, 16>8, k 3, bias, relu",
+    "n 3, 2x3x4, 64>24, k 3, p 1",
+    "n 1, 4x6x9, 40>20, k 3x3x4, p 1, d 1x2x1, bias",
+    "n 1, 3x4x5, 24>16, k 3x1x2, p 1x0x1, bias, gn 4, silu",
+    "n 1, 3x4x5, 80>36, k 3, s 2, p 1, op 1, g 2, bias",
+    "n 2, 4x4x4, 64>32, k 4, s 2, p 1, bias, gn 8, silu",
+    "n 1, 3x6x7, 72>34, k 5x3x2, p 2x1x0, leaky_relu(0.1)",
+    "n 1, 4x4x4, 136>64, k 3, s 2, p 1, op 1, bias",
+];
+
+#[test]
+fn rows_from_x() {
+    for algorithm in [Algorithm::HaloGemm, Algorithm::GatherGemm] {
+        engines(Some(algorithm), |engine| {
+            let engine = saying(engine, "rows from x");
+            right_of_last(&engine, &FROM_X);
+            assert!(engine.said.get() > 10, "{} plans", engine.said.get());
+        });
+    }
+}
