@@ -86,7 +86,7 @@ pub(super) fn large() -> usize {
     LARGE.get()
 }
 
-/// Everything that can be asked of a case.
+/// Everything that can be asked of a case; some tests ask a third of it, another one of each next case.
 fn requests(case: &Case) -> Vec<Request> {
     let (block, geometry) = (case.block, case.geometry());
     let mut requests = Vec::new();
@@ -156,8 +156,8 @@ fn every_request_has_a_plan_whose_sizes_fit() {
     for device in devices() {
         let variants = variants_for(device.arch);
         let variants: Vec<&Variant> = variants.iter().collect();
-        for case in planned() {
-            for (turn, request) in requests(&case).into_iter().enumerate() {
+        for (first, case) in planned().iter().enumerate() {
+            for (turn, request) in requests(case).into_iter().enumerate().skip(first % 3).step_by(3) {
                 let what = format!("{case}, {request:?} on {device}");
                 let plan = Plan::new(&request, &device, &variants).unwrap_or_else(|e| panic!("{e}: {what}"));
                 assert!(plan.to_string().contains(&plan.algorithm.to_string()), "{plan}: {what}");
@@ -436,8 +436,8 @@ fn plans_make_do_with_one_kernel_of_a_kind() {
         }
         assert!(variants.len() < all.len());
         let all: Vec<&Variant> = all.iter().collect();
-        for case in planned() {
-            for request in requests(&case) {
+        for (first, case) in planned().iter().enumerate() {
+            for request in requests(case).into_iter().skip(first % 3).step_by(3) {
                 let plan = Plan::new(&request, &device, &variants);
                 let plan = plan.unwrap_or_else(|error| panic!("{error}: {case}, {request:?}"));
                 if request.algorithm.is_none() {

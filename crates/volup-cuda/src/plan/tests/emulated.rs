@@ -435,12 +435,13 @@ impl Training for Emulated {
     }
 }
 
-/// Families of CUDA C++, each in a test of its own so that they run side by side; all random cases, in all types.
+/// Families of CUDA C++, each in a test of its own so that they run side by side; random cases, in types in turn.
 fn random(algorithm: Option<Algorithm>, seeds: Range<u64>) {
     engines(algorithm, |engine| {
         for seed in seeds.clone() {
             let (case, fill) = (random_case(seed), Fill::ALL[seed as usize % 2]);
-            for dtype in NARROW.into_iter().filter(|_| case.batch != Some(0)) {
+            let dtype = NARROW[seed as usize / 2 % 2];
+            if case.batch != Some(0) {
                 println!("seed {seed}: {case}, {dtype}");
                 right(engine, &case, dtype, fill, seed);
             }
@@ -469,8 +470,8 @@ fn engine(
     what(&Emulated::new(multiprocessors, precision, algorithm));
 }
 
-/// The types that have fast paths.
-const NARROW: [DType; 3] = [DType::F32, DType::F16, DType::Bf16];
+/// Types that have fast paths. For fp16 kernels are what they are for bf16, but for conversions: the whole suite has it.
+const NARROW: [DType; 2] = [DType::F32, DType::Bf16];
 /// Cases of each test that runs always.
 const SEEDS: Range<u64> = 0..40;
 
@@ -485,9 +486,10 @@ fn right(engine: &Emulated, case: &Case, dtype: DType, fill: Fill, seed: u64) {
     assert!(deviation.is_ok(), "{case}, {dtype}: {deviation}");
 }
 
-/// The same in all types, of all kinds of numbers.
+/// The same in all types, each with other numbers.
 fn right_in_all(engine: &Emulated, case: &Case, seed: u64) {
-    for (fill, dtype) in Fill::ALL.into_iter().flat_map(|fill| NARROW.map(|dtype| (fill, dtype))) {
+    for (turn, dtype) in (seed as usize..).zip(NARROW) {
+        let fill = Fill::ALL[turn % 2];
         println!("{case}, {dtype}");
         right(engine, case, dtype, fill, seed);
     }
@@ -538,7 +540,7 @@ fn pointwise() {
         for (seed, case) in pointwise_plans::own().into_iter().enumerate() {
             right_in_all(&engine, &case, seed as u64);
         }
-        assert!(engine.said.get() > 40, "{} plans", engine.said.get());
+        assert!(engine.said.get() > 12, "{} plans", engine.said.get());
     });
 }
 
@@ -605,13 +607,13 @@ fn shuffle_wgmma() {
             let case = Case { format, ..case };
             right_in_all(&engine, &case, seed as u64);
             // What training keeps, too.
-            check_gradients(&engine, &case, NARROW[seed % 3], Fill::Normal, seed as u64)
+            check_gradients(&engine, &case, NARROW[seed % 2], Fill::Normal, seed as u64)
                 .unwrap_or_else(|what| panic!("{what}"));
         }
-        assert!(engine.said.get() > 80, "{} plans", engine.said.get());
+        assert!(engine.said.get() > 30, "{} plans", engine.said.get());
         let engine = to_first(&engine);
         right_of_last(&engine, LINES.iter().chain(&VOXELS));
-        assert!(engine.said.get() > 10, "{} plans", engine.said.get());
+        assert!(engine.said.get() > 5, "{} plans", engine.said.get());
     });
 }
 
@@ -635,10 +637,10 @@ fn implicit_gemm_of_voxels() {
     engines(Some(Algorithm::ImplicitGemm), |engine| {
         let engine = saying(engine, "bytes of a voxel");
         right_of_last(&engine, &VOXELS_OF_FEW);
-        assert!(engine.said.get() > 20, "{} plans", engine.said.get());
+        assert!(engine.said.get() > 7, "{} plans", engine.said.get());
         let engine = to_first(&engine);
         right_of_last(&engine, &VOXELS_OF_FEW);
-        assert!(engine.said.get() > 20, "{} plans", engine.said.get());
+        assert!(engine.said.get() > 7, "{} plans", engine.said.get());
     });
 }
 
@@ -653,8 +655,8 @@ fn gradients() {
         Some("weight_gradient_narrow"),
     ];
     engines(None, |engine| {
-        for (seed, kernel) in (0..40).zip(kernels.into_iter().cycle()) {
-            let (case, dtype) = (random_case(seed), NARROW[seed as usize % 3]);
+        for (seed, kernel) in (0..25).zip(kernels.into_iter().cycle()) {
+            let (case, dtype) = (random_case(seed), NARROW[seed as usize % 2]);
             let engine = Emulated {
                 kernel,
                 variants: engine.variants.clone(),
@@ -716,7 +718,7 @@ fn gradients_by_two_fp16() {
                 assert!(deviation.is_ok(), "{case}: {deviation}");
             }
         }
-        assert!(engine.precision == Precision::Tf32 || engine.said.get() > 10, "{} plans", engine.said.get());
+        assert!(engine.precision == Precision::Tf32 || engine.said.get() > 5, "{} plans", engine.said.get());
     });
 }
 

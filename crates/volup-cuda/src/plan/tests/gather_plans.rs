@@ -70,7 +70,7 @@ fn gather_gemm_computes_the_definition() {
             let example = Example::new(&case, dtype, |_, _| {});
             let format = FORMATS[turn % 3 / 2];
             let request = example.request(Algorithm::GatherGemm, precision, [format; 2]);
-            for plan in plans(&request, &device, &all).into_iter().skip(turn / 3 % 2).step_by(2) {
+            for plan in plans(&request, &device, &all).into_iter().skip(turn / 3 % 3).step_by(3) {
                 println!("{case}; {dtype}, {precision}, {format}; {plan}");
                 example.is_right(&plan, &request);
                 let product =
@@ -152,14 +152,14 @@ fn halo_gemm_computes_tiles_in_parts() {
             let request = example.request(Algorithm::HaloGemm, Precision::Ieee, [format; 2]);
             let plans = Plan::candidates(&request, &device, &all, usize::MAX).expect("plans");
             let plans = plans.iter().filter(|plan| plan.to_string().contains("tiles in "));
-            for plan in plans.skip(turn % 2).step_by(3) {
+            for plan in plans.skip(turn % 2).step_by(7) {
                 println!("{case}; {format}; {plan}");
                 example.is_right(plan, &request);
                 found += 1;
             }
         }
     }
-    assert!(found >= 8, "{found}");
+    assert!(found >= 4, "{found}");
 }
 
 #[test]

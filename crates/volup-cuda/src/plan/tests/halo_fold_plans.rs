@@ -47,7 +47,7 @@ fn taps_as_columns_compute_the_definition() {
             let example = Example::new(&case, dtype, |_, _| {});
             let format = FORMATS[turn % 2];
             let request = example.request(Algorithm::HaloGemm, precision, [format; 2]);
-            for plan in plans(&request, &device, &all).iter().skip(turn % 3).step_by(3) {
+            for plan in plans(&request, &device, &all).iter().skip(turn % 7).step_by(7) {
                 println!("{case}; {dtype}, {precision}, {format}; {plan}");
                 example.is_right(plan, &request);
                 let product = launches(plan).into_iter().find(|call| call.kernel() == "halo_gemm");
@@ -58,7 +58,7 @@ fn taps_as_columns_compute_the_definition() {
     }
     let folds = all.iter().filter(|kernel| kernel.entry == "halo_gemm" && kernel.param("TAPS").is_some());
     assert_eq!(kernels_found, folds.map(|kernel| kernel.name).collect());
-    assert!(count > 300, "{count}");
+    assert!(count > 120, "{count}");
 }
 
 #[test]

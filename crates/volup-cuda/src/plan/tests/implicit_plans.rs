@@ -148,10 +148,10 @@ fn implicit_gemm_computes_the_definition() {
     let hopper = with_multiprocessors(132);
     let (mut found, mut count) = (BTreeSet::new(), 0);
     for (device, dtype, precision, step) in [
-        (&hopper, DType::F32, Precision::Ieee, 3),
-        (&with_multiprocessors(1), DType::F32, Precision::Tf32, 7),
-        (&with_multiprocessors(2), DType::F16, Precision::Ieee, 8),
-        (&hopper, DType::Bf16, Precision::Ieee, 9),
+        (&hopper, DType::F32, Precision::Ieee, 7),
+        (&with_multiprocessors(1), DType::F32, Precision::Tf32, 13),
+        (&with_multiprocessors(2), DType::F16, Precision::Ieee, 16),
+        (&hopper, DType::Bf16, Precision::Ieee, 17),
     ] {
         let (features, plans) = check(device, None, dtype, precision, step);
         found.extend(features);
@@ -182,7 +182,7 @@ fn implicit_gemm_computes_the_definition() {
         "units without lines",
     ];
     assert_eq!(found.into_iter().collect::<Vec<_>>(), expected);
-    assert!(count > 500, "{count}");
+    assert!(count > 250, "{count}");
 }
 
 /// A build that has one kernel for each kind of numbers does with it what it has room for.

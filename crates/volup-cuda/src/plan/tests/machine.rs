@@ -10,7 +10,7 @@ use volup_ptx::Memory;
 /// Bytes that a cell stands for.
 const CELL: usize = 2;
 /// The width of cells that were cleared: zeros of any type.
-const CLEARED: usize = usize::MAX;
+const CLEARED: u32 = u32::MAX;
 /// How many buffers there are.
 pub const BUFFERS: usize = Buffer::Unless as usize + 1;
 
@@ -19,9 +19,9 @@ pub const BUFFERS: usize = Buffer::Unless as usize + 1;
 struct Cell {
     value: f64,
     /// Bytes of the value; 0 where none starts, [`CLEARED`].
-    width: usize,
+    width: u32,
     /// The launch that wrote it; 0 for what was there before.
-    writer: usize,
+    writer: u32,
 }
 
 /// A buffer's part that a kernel is given, as elements of some bytes.
@@ -41,7 +41,7 @@ pub struct Pointer {
 /// launch touches what it has written itself.
 pub struct Machine {
     buffers: [Vec<Cell>; BUFFERS],
-    launch: usize,
+    launch: u32,
     doing: String,
     /// Where kernels run as they are compiled, what the buffers are then.
     pub compiled: Option<Bytes>,
@@ -124,13 +124,15 @@ impl Machine {
         (0..count).map(|index| self.read(Pointer { buffer, at: 0, width, of: "" }, index as i64)).collect()
     }
 
+    #[inline]
     fn cell(&self, pointer: Pointer, index: i64) -> usize {
         let Pointer { buffer, at, width, .. } = pointer;
         let start = at as i64 + index * width as i64;
         let cells = self.buffers[buffer as usize].len();
         let inside = start >= 0 && start as usize + width <= cells * CELL;
         assert!(inside, "{}: element {index} of {pointer:?} is out of bounds", self.doing);
-        assert!((start as usize).is_multiple_of(width), "{}: {pointer:?} is not aligned", self.doing);
+        // Widths are powers of two.
+        assert!(start as usize & (width - 1) == 0, "{}: {pointer:?} is not aligned", self.doing);
         start as usize / CELL
     }
 
@@ -140,13 +142,11 @@ impl Machine {
             return bytes.read(pointer, index).unwrap_or_else(|fault| panic!("{}: {fault}", self.doing));
         }
         let (cells, first) = (&self.buffers[pointer.buffer as usize], self.cell(pointer, index));
-        let Cell { value, mut width, writer } = cells[first];
+        let Cell { value, width, writer } = cells[first];
         let doing = &self.doing;
-        let all = &cells[first..first + pointer.width.div_ceil(CELL)];
-        if all.iter().all(|cell| cell.width == CLEARED) {
-            width = pointer.width;
-        }
-        assert!(width == pointer.width, "{doing}: element {index} of {pointer:?} holds {width} bytes");
+        let cleared = || cells[first..first + pointer.width / CELL].iter().all(|cell| cell.width == CLEARED);
+        let holds = width as usize == pointer.width || width == CLEARED && cleared();
+        assert!(holds, "{doing}: element {index} of {pointer:?} holds {width} bytes");
         assert!(self.launch == 0 || writer != self.launch, "{doing}: {pointer:?}, {index} is read in a race");
         value
     }
@@ -160,11 +160,11 @@ impl Machine {
         }
         let first = self.cell(pointer, index);
         let (launch, doing) = (self.launch, &self.doing);
-        let cells = &mut self.buffers[pointer.buffer as usize][first..first + pointer.width.div_ceil(CELL)];
+        let cells = &mut self.buffers[pointer.buffer as usize][first..first + pointer.width / CELL];
         for (at, cell) in cells.iter_mut().enumerate() {
             let race = launch > 0 && cell.writer == launch;
             assert!(!race, "{doing}: element {index} of {pointer:?} is written twice");
-            *cell = Cell { value, width: if at == 0 { pointer.width } else { 0 }, writer: launch };
+            *cell = Cell { value, width: if at == 0 { pointer.width as u32 } else { 0 }, writer: launch };
         }
     }
 
@@ -178,8 +178,8 @@ impl Machine {
         if self.buffers[pointer.buffer as usize][first].width > 0 {
             let value = change(self.read(pointer, index));
             let cells = &mut self.buffers[pointer.buffer as usize];
-            for (at, cell) in cells[first..first + pointer.width.div_ceil(CELL)].iter_mut().enumerate() {
-                let width = if at == 0 { pointer.width } else { 0 };
+            for (at, cell) in cells[first..first + pointer.width / CELL].iter_mut().enumerate() {
+                let width = if at == 0 { pointer.width as u32 } else { 0 };
                 *cell = Cell { value, width, writer: cell.writer };
             }
         }

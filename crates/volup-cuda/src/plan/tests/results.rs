@@ -192,7 +192,7 @@ fn more() -> [Case; 5] {
 /// Cases of strides so wide that shared memory holds no row block of `box_gemm`.
 const TOO_WIDE: [&str; 3] = ["op-past-reach", "s-far-over-k", "s-huge"];
 
-/// Runs all planned cases of the table on a device's kernels.
+/// Runs all planned cases of the table on a device's kernels, each in half of the formats.
 fn check(
     device: &DeviceInfo,
     choice: Option<Choice>,
@@ -203,10 +203,11 @@ fn check(
     let variants: Vec<&Variant> = variants.iter().collect();
     let mut found = BTreeSet::new();
     let precisions = if dtype == DType::F32 { &Precision::ALL[..] } else { &[Precision::Ieee] };
-    for case in cases().iter().chain(&more()).filter(|case| case.batch != Some(0)) {
+    for (index, case) in cases().iter().chain(&more()).filter(|case| case.batch != Some(0)).enumerate() {
         let example = Example::new(case, dtype, |_, _| {});
-        for &precision in precisions {
-            for formats in FORMATS.iter().flat_map(|input| FORMATS.map(|output| [*input, output])) {
+        for (turn, &precision) in (index..).zip(precisions) {
+            let formats = FORMATS.iter().flat_map(|input| FORMATS.map(|output| [*input, output]));
+            for formats in formats.skip(turn % 2).step_by(2) {
                 // The input's format matters to the pack alone.
                 if choice.is_some() && formats[0] != formats[1] {
                     continue;
@@ -324,12 +325,13 @@ fn box_gemm_computes_the_definition_however_rows_are_cut() {
     let variants = kernels(&hopper, None);
     let variants: Vec<&Variant> = variants.iter().collect();
     let mut found = 0;
-    for case in cases().iter().filter(|case| case.batch != Some(0)) {
+    for (turn, case) in cases().iter().filter(|case| case.batch != Some(0)).enumerate() {
         for (dtype, format) in [DType::F32, DType::F16].into_iter().zip(FORMATS) {
             let example = Example::new(case, dtype, |_, _| {});
             let request = example.request(Algorithm::BoxGemm, Precision::Ieee, [format; 2]);
             let plans = Plan::candidates(&request, &hopper, &variants, usize::MAX).unwrap();
-            for plan in plans.iter().filter(|plan| plan.algorithm == Algorithm::BoxGemm) {
+            let plans = plans.iter().filter(|plan| plan.algorithm == Algorithm::BoxGemm);
+            for plan in plans.skip(turn % 2).step_by(2) {
                 println!("{case}; {dtype}, {format}; {plan}");
                 let (deviation, _) = example.run(plan, &request);
                 assert!(deviation.is_ok(), "{deviation}");
@@ -337,7 +339,7 @@ fn box_gemm_computes_the_definition_however_rows_are_cut() {
             }
         }
     }
-    assert!(found > 1000, "{found}");
+    assert!(found > 500, "{found}");
 }
 
 #[test]

@@ -69,7 +69,7 @@ fn applies(request: &Request) -> bool {
 }
 
 /// Runs all cases in which it applies on so many multiprocessors, with those of its kernels whose rows are chosen, and of two fp16 if
-/// these are; says what the plans are like, and how many there are.
+/// these are, in half of the types; says what the plans are like, and how many there are.
 fn check(
     multiprocessors: usize,
     rows: &[i64],
@@ -86,12 +86,11 @@ fn check(
     let variants: Vec<&Variant> = all.iter().filter(chosen).collect();
     let (mut found, mut count) = (BTreeSet::new(), 0);
     let own = ROWS.iter().map(|(line, why)| Case::parse("shuffle", line, why).expect("a valid case"));
-    for case in cases().into_iter().chain(own).filter(|case| case.batch != Some(0)) {
+    for (turn, case) in cases().into_iter().chain(own).filter(|case| case.batch != Some(0)).enumerate() {
         let wanted = wanted_of(&case.block, wanted);
         let tasks = [Task::Backward(wanted), Task::Recompute(wanted)];
-        for (task, (dtype, precision)) in
-            tasks.iter().flat_map(|task| MULTIPLIED.map(|numbers| (*task, numbers)))
-        {
+        let all = tasks.iter().flat_map(|task| MULTIPLIED.map(|numbers| (*task, numbers)));
+        for (task, (dtype, precision)) in all.skip(turn % 2).step_by(2) {
             let request = Request { task, dtype, precision, ..request_of(&case) };
             let plan = plan(&request, &device, &variants);
             assert_eq!(plan.is_some(), applies(&request), "{case}");
@@ -144,7 +143,7 @@ fn both_gradients_are_those_of_the_definition() {
         assert!(found.contains(what), "{what}");
     }
     let wide = ["tiles by the definition", "tiles that two fp16 are too coarse for"];
-    assert!(wide.iter().all(|what| !found.contains(what)) && count > 200, "{count}");
+    assert!(wide.iter().all(|what| !found.contains(what)) && count > 100, "{count}");
 }
 
 #[test]

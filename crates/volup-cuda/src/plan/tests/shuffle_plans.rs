@@ -113,17 +113,18 @@ fn of_all(request: &Request, device: &DeviceInfo, variants: &[&Variant]) -> Vec<
     FAMILIES.into_iter().flat_map(plans).collect()
 }
 
-/// Runs all plans of all families for all cases, with all kernels that are chosen, and says what they are like.
+/// Runs each `step`th plan of all families for all cases, with all kernels that are chosen, and says what they are like.
 fn check(
     device: &DeviceInfo,
     choice: Option<Choice>,
     dtype: DType,
     precision: Precision,
+    step: usize,
 ) -> (BTreeSet<&'static str>, usize) {
     let variants = kernels(device, choice);
     let variants: Vec<&Variant> = variants.iter().collect();
     let (mut found, mut count) = (BTreeSet::new(), 0);
-    for case in cases().iter().chain(&own()).filter(|case| case.batch != Some(0)) {
+    for (index, case) in cases().iter().chain(&own()).filter(|case| case.batch != Some(0)).enumerate() {
         let example = Example::new(case, dtype, |_, _| {});
         let [first, last] = FORMATS;
         for formats in [[first; 2], [last; 2], [last, first]] {
@@ -132,7 +133,7 @@ fn check(
                 choice.is_some() || plans.is_empty() != applies(&request),
                 "{case}; {dtype}, {formats:?}"
             );
-            for plan in &plans {
+            for plan in plans.iter().skip(index % step).step_by(step) {
                 println!("{case}; {dtype}, {precision}, {formats:?}; {plan}");
                 example.is_right(plan, &request);
                 found.extend(features(plan));
@@ -154,7 +155,7 @@ fn shuffle_gemm_computes_the_definition() {
         (&hopper, DType::F16, Precision::Ieee),
         (&with_multiprocessors(2), DType::Bf16, Precision::Ieee),
     ] {
-        let (features, plans) = check(device, None, dtype, precision);
+        let (features, plans) = check(device, None, dtype, precision, 3);
         found.extend(features);
         count += plans;
     }
@@ -187,7 +188,7 @@ fn shuffle_gemm_computes_the_definition() {
         "weights one by one",
     ];
     assert_eq!(found.into_iter().collect::<Vec<_>>(), expected);
-    assert!(count > 1000, "{count}");
+    assert!(count > 400, "{count}");
 }
 
 /// Where a build has one kernel for each kind of numbers, or one more that knows the modes of a normalization, it does
@@ -209,7 +210,7 @@ fn shuffle_gemm_computes_the_definition_with_a_single_kernel() {
         (|kernel| is(kernel, [32, 8, 1]), &few, DType::Bf16, 50, true),
     ];
     for (choice, device, dtype, least, twice) in all {
-        let (found, count) = check(device, Some(choice), dtype, Precision::Ieee);
+        let (found, count) = check(device, Some(choice), dtype, Precision::Ieee, 1);
         assert!(count >= least, "{count} of {least}");
         assert_eq!(["statistics", "normalized"].map(|what| found.contains(what)), [twice; 2]);
     }
@@ -245,11 +246,11 @@ fn shuffle_gemm_leaves_what_it_cannot_compute_to_the_definition() {
             (DType::F16, Precision::Ieee),
             (DType::Bf16, Precision::Ieee),
         ] {
-            for (what, change) in changes {
+            for (turn, (what, change)) in changes.into_iter().enumerate() {
                 let example = Example::new(&case, dtype, change);
                 for format in FORMATS {
                     let (request, plans) = plans_of(&example, precision, [format; 2], &device, &variants);
-                    for plan in &plans {
+                    for plan in plans.iter().skip(turn % 3).step_by(3) {
                         println!("{case}; {dtype}, {precision}, {format}; {what}; {plan}");
                         let (deviation, _) = example.run(plan, &request);
                         assert!(deviation.is_ok(), "{deviation}");

@@ -32,7 +32,7 @@ fn of_what_is_written() {
     engines(Some(Algorithm::GatherGemm), |engine| {
         let engine = saying(engine, "with statistics");
         all_right(&engine, &COUNTED, &[MemoryFormat::Contiguous, MemoryFormat::ChannelsLast3d]);
-        assert!(engine.said.get() > 14, "{} plans", engine.said.get());
+        assert!(engine.said.get() > 7, "{} plans", engine.said.get());
     });
 }
 
@@ -49,7 +49,7 @@ fn of_what_is_normalized_behind() {
     engines(Some(Algorithm::GatherGemm), |engine| {
         let engine = saying(engine, "normalize behind");
         all_right(&engine, &BEHIND, &[MemoryFormat::Contiguous]);
-        assert!(engine.said.get() > 7, "{} plans", engine.said.get());
+        assert!(engine.said.get() > 3, "{} plans", engine.said.get());
     });
 }
 
@@ -82,7 +82,7 @@ fn of_what_training_saves() {
         let engine = saying(engine, "with statistics");
         for (seed, line) in lines.into_iter().enumerate() {
             let case = Case::parse("saved", line, "statistics in the epilogue").expect("a valid case");
-            for ((turn, dtype), infinite) in NARROW.into_iter().enumerate().zip([false, true, false]) {
+            for ((turn, dtype), infinite) in NARROW.into_iter().enumerate().zip([false, true]) {
                 let format = [MemoryFormat::Contiguous, MemoryFormat::ChannelsLast3d][(seed + turn) % 2];
                 let case = Case { format, ..case.clone() };
                 let (mut input, parameters) = case.inputs(dtype, Fill::Normal, seed as u64);
@@ -111,7 +111,7 @@ fn of_what_training_saves() {
                 }
             }
         }
-        assert!(engine.said.get() > 5, "{} plans", engine.said.get());
+        assert!(engine.said.get() > 2, "{} plans", engine.said.get());
     });
 }
 
@@ -120,7 +120,7 @@ fn of_what_training_saves() {
 #[test]
 fn of_hostile_values() {
     engines(Some(Algorithm::GatherGemm), |engine| {
-        hostile(engine, &NARROW.into_iter().zip([4096.0, 64.0, 16.0]).collect::<Vec<_>>());
+        hostile(engine, &NARROW.into_iter().zip([4096.0, 16.0]).collect::<Vec<_>>());
     });
     engine(3, Precision::Ieee, Some(Algorithm::HaloGemm), |engine| {
         hostile(engine, &[(DType::F32, 4096.0); 2]);
@@ -177,5 +177,5 @@ fn hostile(engine: &Emulated, types: &[(DType, f64)]) {
             }
         }
     }
-    assert!(counting.said.get() > 5, "{} plans", counting.said.get());
+    assert!(counting.said.get() > 2, "{} plans", counting.said.get());
 }
