@@ -35,10 +35,10 @@ const CACHED: usize = 4;
 const FEW: usize = 4;
 /// What launches cost beside the product's work, and the product's own, in seconds.
 const LAUNCHES: f64 = 7e-6;
-/// What of that is the input's pack; what rows from the input itself make of the product.
-const PACK: f64 = 3e-6;
+/// What of that is the input's pack, and waiting for it; what rows from the input itself make of the product.
+const PACK: f64 = 4.5e-6;
 const IN_PLACE: f64 = 1.04;
-const START: f64 = 8.7e-6;
+const START: f64 = 7.2e-6;
 /// What it takes to find what operands are scaled by, in seconds.
 const SCALE: f64 = 4e-6;
 /// Clocks a second.
@@ -58,8 +58,8 @@ const UNIT_OF_FOUR: f64 = 446.0;
 const TILE: f64 = 1.2e-6;
 const VECTORS: [[f64; 2]; 2] = [[0.02e-9, 0.0115e-9], [0.016e-9, 0.051e-9]];
 const ELEMENT: [f64; 2] = [0.16e-9, 0.2e-9];
-/// What a tile in parts costs beside, in seconds: sums are brought from block to block.
-const PARTS: f64 = 2e-6;
+/// What a tile in parts costs beside, in seconds, and again each time that their number doubles: sums are brought from block to block.
+const PARTS: f64 = 1.5e-6;
 /// What statistics of one of its elements take, in seconds: of 16 bits, of 32.
 const COUNTED: [f64; 2] = [0.04e-9, 0.06e-9];
 /// The share of a round of tiles that is lost at the end, where there are many.
@@ -329,14 +329,17 @@ impl<'a> GatherGemm<'a> {
             return None;
         }
         let busy = if by_work {
-            let tile =
-                if parts > 1 { CLOCK * (TILE + PARTS) + (tile - CLOCK * TILE) / parts as f64 } else { tile };
+            let tile = if parts > 1 {
+                CLOCK * (TILE + PARTS * f64::from(1 + parts.ilog2())) + (tile - CLOCK * TILE) / parts as f64
+            } else {
+                tile
+            };
             let kinds: Vec<_> =
                 of_phases.iter().map(|phase| (phase.of_part(parts) + tile, of_phase)).collect();
             longest(&kinds, teams)
         } else {
             let of_tile = of_phases.iter().map(|phase| phase.clocks + tile).sum::<f64>() / phases as f64;
-            of_tile * (tiles as f64 / device as f64 + LAST_ROUND)
+            of_tile * (tiles as f64 / device as f64 + LAST_ROUND).max(1.0)
         };
         let traffic = (units * unit as f64 + (stages * stage) as f64) * (row_tiles * all) as f64 / CACHE;
         let output = (batch * sample * request.dtype.size()) as f64 / context.device.memory(MEMORY);

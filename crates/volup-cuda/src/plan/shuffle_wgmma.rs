@@ -45,9 +45,9 @@ const TEAM_LAST: [f64; 3] = [2.0, 1.2, 1.0];
 const AGAIN: f64 = 3e12;
 /// How much more outputs take that are written position by position.
 const APART: f64 = 2.0;
-/// Seconds until blocks have what they start with, beside those of `shuffle_gemm`; for each byte of weights, of NDHWC in another order.
+/// Seconds until blocks have what they start with, beside those of `shuffle_gemm`; for each byte of weights.
 const SETUP: f64 = 0.5e-6;
-const BROUGHT: [f64; 2] = [3e-11, 7e-11];
+const BROUGHT: f64 = 3e-11;
 
 /// A plan of this family.
 #[derive(Clone, Copy)]
@@ -207,11 +207,7 @@ impl<'a> ShuffleWgmma<'a> {
             let tile = tile * if plan.last && y > 0.0 { TILE_LAST } else { TILE }[kind];
             let compute = turns as f64 * team * (chunks as f64 * STAGE[kind] + tile) / CLOCK;
             let moved = ((x + y) / context.device.memory(MEMORY)).max((read + y) / CACHE) + again;
-            START
-                + SETUP
-                + BROUGHT[usize::from(plan.last)] * weights
-                + moved.max(compute)
-                + SEEN * moved.min(compute)
+            START + SETUP + BROUGHT * weights + moved.max(compute) + SEEN * moved.min(compute)
         };
         plan.seconds = match way {
             Way::Plain => expected(y, apart),
