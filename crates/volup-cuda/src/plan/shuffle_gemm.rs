@@ -42,7 +42,7 @@ const WITHIN: f64 = 1.35;
 /// Of what takes less, computing or moving, the part that does not hide behind the other.
 pub(super) const SEEN: f64 = 0.15;
 /// Seconds until blocks have what they start with; for each byte of weights that those of a multiprocessor bring in
-/// another order, with eight warps, or round where they lie.
+/// another order, or round where they lie.
 pub(super) const START: f64 = 6.5e-6;
 const REORDER: f64 = 3.8e-11;
 const ROUND: f64 = 2e-11;
@@ -263,7 +263,7 @@ impl<'a> ShuffleGemm<'a> {
         let compute = turns * (warps * instructions / issued).max(alone) / CLOCK;
         let brought = weights
             * match (last, operand) {
-                (true, _) => REORDER * 256.0 / f64::from(kernel.threads),
+                (true, _) => REORDER,
                 (false, Operand::Half) => 0.0,
                 (false, _) => ROUND * side_by_side,
             };
