@@ -240,8 +240,9 @@ impl<'a> Sweep<'a> {
         let output = (output * context.request.dtype.size()) as f64 / context.device.memory(MEMORY);
         let moved = if packs_input { input_bytes + 2 * a_rows * row_bytes } else { 0 };
         let passed = (moved as f64 / context.device.memory(MEMORY)).max(items as f64 / PIECES);
-        let packs = if packs_input { 3 } else { 1 };
-        let launches = (packs + usize::from(operand.has_scale())) as f64 * LAUNCH;
+        // Without a pack of the input another one hides behind the product's start.
+        let launches = if packs_input { 3 } else { 1 } + usize::from(operand.has_scale());
+        let launches = launches as f64 * LAUNCH;
         let fill = if has_gaps(&lattices) { output + LAUNCH } else { 0.0 };
         let output = output / (lattices[0].step * lattices[1].step) as f64;
         let product = busy.max(output) + 0.2 * busy.min(output);

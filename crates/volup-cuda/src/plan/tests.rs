@@ -86,7 +86,12 @@ pub(super) fn large() -> usize {
     LARGE.get()
 }
 
-/// Everything that can be asked of a case; some tests ask a third of it, another one of each next case.
+/// Each `step`th of many that are much the same, from another one on in each turn; one at least.
+pub(super) fn some_of<T>(all: &[T], step: usize, turn: usize) -> impl Iterator<Item = &T> {
+    all.iter().skip(turn % step.min(all.len()).max(1)).step_by(step)
+}
+
+/// Everything that can be asked of a case.
 fn requests(case: &Case) -> Vec<Request> {
     let (block, geometry) = (case.block, case.geometry());
     let mut requests = Vec::new();
@@ -157,7 +162,7 @@ fn every_request_has_a_plan_whose_sizes_fit() {
         let variants = variants_for(device.arch);
         let variants: Vec<&Variant> = variants.iter().collect();
         for (first, case) in planned().iter().enumerate() {
-            for (turn, request) in requests(case).into_iter().enumerate().skip(first % 3).step_by(3) {
+            for (turn, &request) in some_of(&requests(case), 3, first).enumerate() {
                 let what = format!("{case}, {request:?} on {device}");
                 let plan = Plan::new(&request, &device, &variants).unwrap_or_else(|e| panic!("{e}: {what}"));
                 assert!(plan.to_string().contains(&plan.algorithm.to_string()), "{plan}: {what}");
@@ -436,8 +441,8 @@ fn plans_make_do_with_one_kernel_of_a_kind() {
         }
         assert!(variants.len() < all.len());
         let all: Vec<&Variant> = all.iter().collect();
-        for (first, case) in planned().iter().enumerate() {
-            for request in requests(case).into_iter().skip(first % 3).step_by(3) {
+        for (turn, case) in planned().iter().enumerate() {
+            for &request in some_of(&requests(case), 3, turn) {
                 let plan = Plan::new(&request, &device, &variants);
                 let plan = plan.unwrap_or_else(|error| panic!("{error}: {case}, {request:?}"));
                 if request.algorithm.is_none() {

@@ -9,13 +9,13 @@ mod dense;
 mod magnitudes;
 mod statistics;
 
-use super::LARGE;
 use super::contracts;
 use super::machine::{BUFFERS, Bytes, Call, Machine};
 use super::manifest::{variants_for, with_multiprocessors};
 use super::norm_behind;
 use super::pointwise_plans;
 use super::training::wanted_of;
+use super::{FORMATS, LARGE};
 use crate::engine::operand_roundoff;
 use crate::plan::{Argument, Buffer, Plan, Request, Task};
 use crate::{Algorithm, DeviceInfo, Variant};
@@ -560,9 +560,8 @@ fn shuffle_ring() {
     engines(Some(Algorithm::ShuffleRing), |engine| {
         for (seed, line) in RINGS.into_iter().enumerate() {
             let case = Case::parse("ring", line, "many channels").expect("a valid case");
-            for (fill, format) in Fill::ALL.into_iter().flat_map(|fill| {
-                [MemoryFormat::Contiguous, MemoryFormat::ChannelsLast3d].map(|format| (fill, format))
-            }) {
+            for (fill, format) in Fill::ALL.into_iter().flat_map(|fill| FORMATS.map(|format| (fill, format)))
+            {
                 let case = Case { format, ..case.clone() };
                 right(engine, &case, DType::F32, fill, seed as u64);
                 let (input, parameters) = case.inputs(DType::F32, fill, seed as u64);
@@ -596,7 +595,7 @@ const VOXELS: [&str; 5] = [
 
 #[test]
 fn shuffle_wgmma() {
-    let [first, last] = [MemoryFormat::Contiguous, MemoryFormat::ChannelsLast3d];
+    let [first, last] = FORMATS;
     let lines = LINES.map(|line| (line, first));
     let voxels = LINES[4..].iter().chain(&VOXELS).map(|&line| (line, last));
     let all: Vec<_> = lines.into_iter().chain(voxels).collect();
@@ -686,7 +685,7 @@ fn gradients_by_two_fp16() {
         let engine = saying(engine, "backward, two fp16");
         for (seed, line) in lines.into_iter().enumerate() {
             let case = Case::parse("halves", line, "by two fp16").expect("a valid case");
-            for format in [MemoryFormat::Contiguous, MemoryFormat::ChannelsLast3d] {
+            for format in FORMATS {
                 let case = Case { format, ..case.clone() };
                 check_gradients(&engine, &case, DType::F32, Fill::Normal, seed as u64)
                     .unwrap_or_else(|what| panic!("{what}"));

@@ -3,7 +3,7 @@
 use super::implicit::Axis;
 use super::manifest::devices;
 use super::results::{Choice, Example, features, kernels, unnoticed_of};
-use super::{FORMATS, fits, launches, request_of};
+use super::{FORMATS, fits, launches, request_of, some_of};
 use crate::plan::{Plan, Request, Task, implicit_gemm, phases};
 use crate::{Algorithm, DeviceInfo, Variant};
 use std::collections::BTreeSet;
@@ -132,7 +132,7 @@ fn check(
                 continue;
             }
             let example = Example::new(case, dtype, |_, _| {});
-            for plan in planned.iter().skip(index % step.min(planned.len())).step_by(step) {
+            for plan in some_of(&planned, step, index) {
                 println!("{case}; {dtype}, {precision}; {plan}");
                 example.is_right(plan, &request);
                 found.extend(features(plan));

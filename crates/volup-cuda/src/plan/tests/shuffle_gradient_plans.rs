@@ -4,7 +4,7 @@ use super::machine::Call;
 use super::manifest::{devices, variants_for, with_multiprocessors};
 use super::results::unnoticed;
 use super::training::{Example, NONE, case, has, plan_of, wanted_of};
-use super::{FORMATS, MULTIPLIED, launches};
+use super::{FORMATS, MULTIPLIED, launches, some_of};
 use crate::plan::{Plan, Request, Task};
 use crate::{Algorithm, DeviceInfo, Variant};
 use std::collections::BTreeSet;
@@ -89,8 +89,10 @@ fn check(
     for (turn, case) in cases().into_iter().chain(own).filter(|case| case.batch != Some(0)).enumerate() {
         let wanted = wanted_of(&case.block, wanted);
         let tasks = [Task::Backward(wanted), Task::Recompute(wanted)];
-        let all = tasks.iter().flat_map(|task| MULTIPLIED.map(|numbers| (*task, numbers)));
-        for (task, (dtype, precision)) in all.skip(turn % 2).step_by(2) {
+        for (task, &(dtype, precision)) in tasks
+            .into_iter()
+            .flat_map(|task| some_of(&MULTIPLIED, 2, turn).map(move |numbers| (task, numbers)))
+        {
             let request = Request { task, dtype, precision, ..request_of(&case) };
             let plan = plan(&request, &device, &variants);
             assert_eq!(plan.is_some(), applies(&request), "{case}");

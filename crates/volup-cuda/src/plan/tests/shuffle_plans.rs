@@ -2,7 +2,7 @@
 
 use super::manifest::{devices, with_multiprocessors};
 use super::results::{Choice, Example, features, kernels, unnoticed_of};
-use super::{FORMATS, request_of};
+use super::{FORMATS, request_of, some_of};
 use crate::plan::{Plan, Request};
 use crate::{Algorithm, DeviceInfo, Variant};
 use std::collections::BTreeSet;
@@ -133,7 +133,7 @@ fn check(
                 choice.is_some() || plans.is_empty() != applies(&request),
                 "{case}; {dtype}, {formats:?}"
             );
-            for plan in plans.iter().skip(index % step).step_by(step) {
+            for plan in some_of(&plans, step, index) {
                 println!("{case}; {dtype}, {precision}, {formats:?}; {plan}");
                 example.is_right(plan, &request);
                 found.extend(features(plan));
@@ -238,7 +238,7 @@ fn shuffle_gemm_leaves_what_it_cannot_compute_to_the_definition() {
     let some: Choice = |kernel| kernel.entry != "shuffle_gemm" || kernel.param("ROW_WARPS") == Some(4);
     let variants = kernels(&device, Some(some));
     let variants: Vec<&Variant> = variants.iter().collect();
-    for line in lines {
+    for (first, line) in lines.into_iter().enumerate() {
         let case = Case::parse("hostile", line, "numbers that are none").unwrap();
         for (dtype, precision) in [
             (DType::F32, Precision::Ieee),
@@ -246,11 +246,11 @@ fn shuffle_gemm_leaves_what_it_cannot_compute_to_the_definition() {
             (DType::F16, Precision::Ieee),
             (DType::Bf16, Precision::Ieee),
         ] {
-            for (turn, (what, change)) in changes.into_iter().enumerate() {
+            for (turn, (what, change)) in (first..).zip(changes) {
                 let example = Example::new(&case, dtype, change);
                 for format in FORMATS {
                     let (request, plans) = plans_of(&example, precision, [format; 2], &device, &variants);
-                    for plan in plans.iter().skip(turn % 3).step_by(3) {
+                    for plan in some_of(&plans, 3, turn) {
                         println!("{case}; {dtype}, {precision}, {format}; {what}; {plan}");
                         let (deviation, _) = example.run(plan, &request);
                         assert!(deviation.is_ok(), "{deviation}");

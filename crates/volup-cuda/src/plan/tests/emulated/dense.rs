@@ -17,12 +17,10 @@ const LATTICES: [&str; 8] = [
 #[test]
 fn halo_gemm_of_lattices() {
     engines(Some(Algorithm::HaloGemm), |engine| {
-        for line in LATTICES {
+        for (seed, line) in LATTICES.into_iter().enumerate() {
             let case = Case::parse("lattice", line, "few outputs with taps").expect("a valid case");
-            for (dtype, fill) in NARROW.into_iter().zip(Fill::ALL) {
-                for format in [MemoryFormat::Contiguous, MemoryFormat::ChannelsLast3d] {
-                    right(engine, &Case { format, ..case.clone() }, dtype, fill, 1);
-                }
+            for format in FORMATS {
+                right_in_all(engine, &Case { format, ..case.clone() }, seed as u64);
             }
         }
     });
@@ -47,7 +45,7 @@ fn lines_of_whole_vectors() {
             for (seed, line) in LINES.into_iter().enumerate() {
                 let case = Case::parse("lines", line, "whole vectors").expect("a valid case");
                 for (turn, dtype) in (seed..).zip(NARROW) {
-                    let format = [MemoryFormat::Contiguous, MemoryFormat::ChannelsLast3d][turn % 2];
+                    let format = FORMATS[turn % 2];
                     right(engine, &Case { format, ..case.clone() }, dtype, Fill::Normal, seed as u64);
                 }
             }
@@ -75,7 +73,7 @@ fn inputs_packed_along() {
             let engine = saying(engine, "packs along");
             for (seed, line) in ALONG.into_iter().enumerate() {
                 let case = Case::parse("along", line, "packed beside products").expect("a valid case");
-                let format = [MemoryFormat::Contiguous, MemoryFormat::ChannelsLast3d][(seed + turn) % 2];
+                let format = FORMATS[(seed + turn) % 2];
                 let case = Case { format, ..case };
                 for dtype in NARROW {
                     let fill = Fill::ALL[seed % 2];
@@ -124,7 +122,7 @@ fn tiles_in_parts() {
             let engine = saying(engine, ", in ");
             for (seed, line) in PARTS.into_iter().enumerate() {
                 let case = Case::parse("parts", line, "few tiles").expect("a valid case");
-                let format = [MemoryFormat::Contiguous, MemoryFormat::ChannelsLast3d][seed % 2];
+                let format = FORMATS[seed % 2];
                 let case = Case { format, ..case };
                 let dtypes = if precision == Precision::Tf32 { &NARROW[..1] } else { &NARROW[1..] };
                 for &dtype in dtypes {

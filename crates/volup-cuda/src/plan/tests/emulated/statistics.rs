@@ -31,7 +31,7 @@ fn all_right(engine: &Emulated, lines: &[&'static str], formats: &[MemoryFormat]
 fn of_what_is_written() {
     engines(Some(Algorithm::GatherGemm), |engine| {
         let engine = saying(engine, "with statistics");
-        all_right(&engine, &COUNTED, &[MemoryFormat::Contiguous, MemoryFormat::ChannelsLast3d]);
+        all_right(&engine, &COUNTED, &FORMATS);
         assert!(engine.said.get() > 7, "{} plans", engine.said.get());
     });
 }
@@ -82,8 +82,9 @@ fn of_what_training_saves() {
         let engine = saying(engine, "with statistics");
         for (seed, line) in lines.into_iter().enumerate() {
             let case = Case::parse("saved", line, "statistics in the epilogue").expect("a valid case");
-            for ((turn, dtype), infinite) in NARROW.into_iter().enumerate().zip([false, true]) {
-                let format = [MemoryFormat::Contiguous, MemoryFormat::ChannelsLast3d][(seed + turn) % 2];
+            for (turn, dtype) in (seed..).zip(NARROW) {
+                let infinite = turn % 3 == 1;
+                let format = FORMATS[turn % 2];
                 let case = Case { format, ..case.clone() };
                 let (mut input, parameters) = case.inputs(dtype, Fill::Normal, seed as u64);
                 if infinite {
@@ -134,7 +135,7 @@ fn hostile(engine: &Emulated, types: &[(DType, f64)]) {
     let [counting, reading] = ["with statistics", "two-pass norm"].map(|words| saying(engine, words));
     for (turn, &(dtype, far)) in types.iter().enumerate() {
         for (at, what) in ["far", "one value", "infinite"].into_iter().enumerate() {
-            let format = [MemoryFormat::Contiguous, MemoryFormat::ChannelsLast3d][(at + turn) % 2];
+            let format = FORMATS[(at + turn) % 2];
             let case = Case { format, ..case.clone() };
             let (mut input, mut parameters) = case.inputs(dtype, Fill::Normal, 7);
             let replaced = |tensor: &Tensor, value: &dyn Fn(usize, f64) -> f64| {
