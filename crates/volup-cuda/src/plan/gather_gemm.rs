@@ -62,6 +62,9 @@ const ELEMENT: [f64; 2] = [0.16e-9, 0.2e-9];
 const PARTS: f64 = 1.5e-6;
 /// What statistics of one of its elements take, in seconds: of 16 bits, of 32.
 const COUNTED: [f64; 2] = [0.04e-9, 0.06e-9];
+/// How much longer products of two parts take than three of one at full rate, by how many residues are columns: one, two, four. Sums are added
+/// to registers meanwhile, and instructions have fewer columns.
+const PARTED: [f64; 3] = [1.2, 1.3, 1.32];
 /// The share of a round of tiles that is lost at the end, where there are many.
 const LAST_ROUND: f64 = 0.48;
 
@@ -127,25 +130,32 @@ impl fmt::Display for GatherGemm<'_> {
 }
 
 impl<'a> GatherGemm<'a> {
-    /// All plans that differ, where taps reach every output: of 16 bits and tf32, not past its 32-bit counts.
+    /// All plans that differ, where taps reach every output, not past its 32-bit counts: of 16 bits, tf32, and float32 as two fp16.
     pub(super) fn all(context: Context<'a>) -> Vec<GatherGemm<'a>> {
         if context.classes.is_some() || context.packed {
             return Vec::new();
         }
-        let operands = Operand::of_panels(context).into_iter().filter(|operand| operand.parts() == 1);
+        let operands = Operand::of_panels(context).into_iter().filter(|&operand| operand != Operand::Parts);
         let mut all = Vec::new();
         for operand in operands {
             let is_it = |kernel: &&Variant| kernel.param("KIND") == Some(operand.panel_kind());
             let types = operand.types(context);
             let kernels = context.kernels("gather_gemm", &types).filter(is_it);
             for kernel in kernels {
-                for (source, behind) in [
-                    (Source::Packed, 0),
-                    (Source::InPlace, 0),
-                    (Source::Along, 0),
-                    (Source::Along, 1),
-                    (Source::Along, 2),
-                ] {
+                // Where rows come from, and warps that normalize what is written: those that do not pack.
+                let ways = if operand.parts() == 2 {
+                    [(Source::Packed, 0), (Source::Packed, 2), (Source::Packed, 3)].iter()
+                } else {
+                    [
+                        (Source::Packed, 0),
+                        (Source::InPlace, 0),
+                        (Source::Along, 0),
+                        (Source::Along, 1),
+                        (Source::Along, 2),
+                    ]
+                    .iter()
+                };
+                for &(source, behind) in ways {
                     all.extend(GatherGemm::new(context, operand, kernel, source, behind));
                 }
             }
@@ -213,16 +223,19 @@ impl<'a> GatherGemm<'a> {
         let stage_rows = bm.checked_add(reach)?.next_multiple_of(8);
         let groups = conv.groups();
         let cin = conv.in_channels() / groups;
-        // Few channels leave most of a chunk empty: what the model says of them was not held against measurements.
+        // Few channels leave most of a chunk empty: what the model says of them was not held against measurements, nor is what it says of
+        // groups in two parts.
         let of_chunk = PANELS * 16 / operand.bytes();
-        if 2 * cin < of_chunk && request.algorithm != Some(Algorithm::GatherGemm) {
+        let is_known = 2 * cin >= of_chunk && (operand.parts() == 1 || groups == 1);
+        if !is_known && request.algorithm != Some(Algorithm::GatherGemm) {
             return None;
         }
         let chunks = cin.div_ceil(of_chunk);
         let channels = n / outputs;
         let blocks = cout.div_ceil(channels);
 
-        let (stage, unit) = (PANELS * 16 * stage_rows, PANELS * 16 * n * lines);
+        let of_parts = operand.parts();
+        let [stage, unit] = [stage_rows, n * lines].map(|rows| of_parts * PANELS * 16 * rows);
         let fixed = FIXED
             + table_bytes(kernel)
             + brought_bytes(kernel)
@@ -231,21 +244,23 @@ impl<'a> GatherGemm<'a> {
             } else {
                 0
             }
-            + norm_behind::RING * behind;
+            + if of_parts == 1 { norm_behind::RING * behind } else { 0 };
         let room = (SHARED - RESERVED).checked_sub(fixed)?;
-        if 2 * stage + 3 * unit > room {
+        // Of units of two parts, which are multiplied for three times as long, two will do.
+        let least = 4 - of_parts;
+        if 2 * stage + least * unit > room {
             return None;
         }
         // Two stages of several units each are enough: what is left lets warpgroups run further ahead of one another.
         let of_stage = most[1] * most[2];
-        let a_stages = ((room - 3 * unit) / stage).min(if of_stage > 1 { 2 } else { 4 });
+        let a_stages = ((room - least * unit) / stage).min(if of_stage > 1 { 2 } else { 4 });
         let b_stages = ((room - a_stages * stage) / unit).min(8).min(MOST_STAGES - a_stages);
 
         let batch = geometry.batch();
         let in_rows = voxels.iter().try_fold(batch, |all, &size| all.checked_mul(size))?;
         let rows = positions.iter().try_fold(batch, |all, &size| all.checked_mul(size))?;
         let (row_tiles, all) = (rows.div_ceil(bm), groups * blocks);
-        let row_bytes = groups * chunks * PANELS * 16;
+        let row_bytes = groups * chunks * PANELS * 16 * of_parts;
         let a_rows = in_rows.checked_add(stage_rows)?;
         let input = conv.in_channels() * in_rows * request.dtype.size();
         let packed = a_rows.checked_mul(row_bytes)?;
@@ -267,7 +282,7 @@ impl<'a> GatherGemm<'a> {
             || sample.checked_mul(spanned)? > largest
             || conv.in_channels() * voxels.iter().product::<usize>() > largest
             || 2 * tiles > largest
-            || items > largest
+            || items.checked_mul(of_parts)? > largest
             || conv.weight_shape().iter().product::<usize>() > largest
         {
             return None;
@@ -285,7 +300,8 @@ impl<'a> GatherGemm<'a> {
             return None;
         }
         // Cost: what each phase's tile takes in clocks, and how blocks share them.
-        let clocks = (n * lines * (bm / 64) * PANELS / 2) as f64 / 2.0;
+        let products = if of_parts == 2 { 3.0 * PARTED[lines + outputs - 2] } else { 1.0 };
+        let clocks = products * (n * lines * (bm / 64) * PANELS / 2) as f64 / 2.0;
         let [.., w_out] = geometry.output_shape();
         let in_vectors = if !ncdhw {
             cout % vector == 0
@@ -328,6 +344,10 @@ impl<'a> GatherGemm<'a> {
         if parts > 1 && (tiles * parts > FEW * device || teams == 0) {
             return None;
         }
+        // Tiles by their work are not in the order of rows.
+        if behind > 0 && by_work {
+            return None;
+        }
         let busy = if by_work {
             let tile = if parts > 1 {
                 CLOCK * (TILE + PARTS * f64::from(1 + parts.ilog2())) + (tile - CLOCK * TILE) / parts as f64
@@ -353,7 +373,7 @@ impl<'a> GatherGemm<'a> {
             if packs_input { (LAUNCHES, product) } else { (LAUNCHES - PACK, IN_PLACE * product) };
         let passed = pack.max(items as f64 / PIECES);
         let scale = if operand.has_scale() { SCALE } else { 0.0 };
-        let packing = norm_behind::packing(context, PACKERS - behind);
+        let packing = if along { norm_behind::packing(context, PACKERS - behind) } else { 0.0 };
         let rest = norm_behind::rest(context, way, product, behind, packing);
         let plan = GatherGemm {
             operand,
@@ -380,7 +400,6 @@ impl<'a> GatherGemm<'a> {
         }
         let panels = input_panels(context, operand, chunks, a_rows);
         let beside = panels.beside(context, product, pack).max(items as f64 / PIECES);
-        // Tiles by their work are not in the order of rows.
         let goes = !by_work && panels.may_go_along();
         let seconds = plan.seconds + beside - passed;
         goes.then_some(GatherGemm { seconds, ..plan })
@@ -420,7 +439,11 @@ impl<'a> GatherGemm<'a> {
         // Of a column in NDHWC, too: one channel after the other.
         let inner = if request.output_format == MemoryFormat::Contiguous { 1 } else { columns };
         let [weight, scale] = panels.steps(context, [columns, inner], control, workspace, steps)?;
-        let packed = if self.source == Source::InPlace { 0 } else { input.rows * groups * input.panels * 16 };
+        let packed = if self.source == Source::InPlace {
+            0
+        } else {
+            input.rows * groups * input.panels * self.operand.parts() * 16
+        };
         let at = workspace.take(packed);
         // Rows have no gaps: numbers of 16 bits that are none come where they should.
         let asks = self.operand != Operand::Half || self.source == Source::Along;

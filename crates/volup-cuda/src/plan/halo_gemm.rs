@@ -50,6 +50,8 @@ const STAGE: f64 = 450.0;
 /// What a stage of one step of K takes more where each chunk has taps of its own: too few products hide what it waits for.
 const ONE_STEP: f64 = 580.0;
 const UNIT: f64 = 120.0;
+/// The share that products of two fp16, without groups, were seen to take of all this: three products hide more of the waits.
+const SPLIT: f64 = 0.83;
 /// What a tile costs beside its products, and what one of its elements does, in seconds.
 const TILE: f64 = 1.6e-6;
 const ELEMENT: f64 = 0.09e-9;
@@ -502,6 +504,7 @@ impl<'a> Halo<'a> {
         // Tiles of few channels write short runs of neighbours.
         let busy =
             of_parts + (busy + tile) * (1.0 + SLICE * (slices - 1) as f64 + CHUNK * (chunks - 1) as f64);
+        let busy = if operand == Operand::Split && conv.groups() == 1 { SPLIT * busy } else { busy };
         // The rest of the output is written first, and then what of it is computed once more.
         let fill = if has_gaps(&lattices) { output + LAUNCH } else { 0.0 };
         // Interleaved lines of float32 that start anywhere: each sector is written in two parts.

@@ -14,11 +14,13 @@
 // of each.
 //
 // - **A**, written by `halo_pack_input` without gaps: panels of 16 bytes a voxel (E elements: 8 of 16 bits or 4 of 32), voxels in
-//   the order of NDHW. A slice (group) has `chunks * PANELS` panels; those past its last channel are zeros.
+//   the order of NDHW. A slice (group) has `chunks * PANELS` panels; those past its last channel are zeros. Of two parts the low one
+//   follows after `slices * chunks * PANELS` panels.
 //   Panels are `a_rows` rows apart, at least `stage_rows` more than there are voxels; what those hold does not matter. With `in_place`
 //   there is no A: rows are brought from x itself (`gather_rows.cuh`).
-// - **B**, written by `halo_pack_weight`: of each tap PANELS panels of BN/RW rows (output channels) of 16 bytes, in the order
-//   [slice][column block][td][chunk][th][tw]. A unit is a tap or, of two residues, a pair of neighbours along width, or two pairs.
+// - **B**, written by `halo_pack_weight`: of each tap PANELS panels of BN/RW rows (output channels) of 16 bytes, of two parts those of the
+//   high one, then of the low one, in the order [slice][column block][td][chunk][th][tw]. A unit is a tap or, of two residues, a pair of
+//   neighbours along width, or two pairs.
 //
 // # How
 //
@@ -26,6 +28,9 @@
 // For each tap along depth that any row has, and each chunk of channels, the producer copies a stage of A, the voxels that the
 // tile's rows reach by all taps along height and width, and for each of these taps a unit of B. A warp loads the fragments of the
 // next unit's rows while the matrix instructions take those of this one from registers. Sums go to y as `halo_gemm`'s do.
+//
+// With KIND 2, float32 as two fp16, the matrix unit sums a unit's products of high parts, then those of a high and a low one, and both sums are
+// added to registers (`gather_products.cuh`). The input is packed before, MI is 1, and rows are loaded when the unit before is done.
 //
 // With SPLIT, for few tiles, as many blocks are a cluster that does a tile together: each a range of its stages. Their sums meet in shared
 // memory, where each block adds those of some rows, in the order of blocks, and ends them (`cluster_sums.cuh`).
@@ -41,7 +46,7 @@
 // Block: 128 threads a warpgroup, and 128 for the producer. Grid: any number of blocks, or clusters, along the first axis. With `by_work`,
 // for few tiles, phases with most taps come first, and a block's next tile is as far from the other end of all blocks' as
 // its last one was from theirs; else tiles of a row are of one phase after the other. Bytes of dynamic shared memory:
-// `4608 + WGS*(16*BN + 4096*MI + 1024) + PANELS*16*(a_stages*stage_rows + b_stages*BN*RH)`, with SPLIT and `4*BM*BN*RH*(SPLIT - 1)/SPLIT`;
+// `4608 + WGS*(16*BN + 4096*MI + 1024) + PARTS*PANELS*16*(a_stages*stage_rows + b_stages*BN*RH)`, with SPLIT and `4*BM*BN*RH*(SPLIT - 1)/SPLIT`;
 // `stage_rows` a multiple of 8, at least two stages of each, at most 60 of both together, with SPLIT 54; at most 64 phases, of at most 10
 // taps along an axis.
 //
@@ -60,10 +65,14 @@
 //    another launch.
 // 9. With COUNTS, for statistics of y as `epilogue_statistics.cuh` has them: `parts`, `counts`, and chunks of a sample, phases
 //    and channels there; `joined` (channels whose statistics are one); `relus` (they are of the ReLU of y).
-// 10. With COUNTS, for the group norm of y in NCDHW beside the product, as `norm_behind.cuh` has it, where the input is packed along and
-//    tiles are in the order of rows: `norm_words` (null: there is none), `norm_warps` (of the three that pack, those that do it
-//    instead, 1 or 2; each has 16 KB of shared memory after the others' own), `merged`, `gamma`, `beta`, `norm_groups`, `y_voxels` (of a
-//    channel), the activation, its slope and `eps`.
+// 10. With COUNTS, for the group norm of y in NCDHW beside the product, as `norm_behind.cuh` has it, where the input is packed along, or
+//    of two parts before, and tiles are in the order of rows: `norm_words` (null: there is none), `norm_warps` (of the three that pack, those
+//    that do it instead, 1 or 2, each with 16 KB of shared memory after the others' own; of two parts 2 or 3), `merged`, `gamma`, `beta`,
+//    `norm_groups`, `y_voxels` (of a channel), the activation, its slope and `eps`.
+
+/// Whether float32 is multiplied in two parts; what is not may be packed while it is multiplied.
+#define PARTED (KIND == 2)
+#define PACKS_AHEAD !PARTED
 
 /// Residues along width that are columns, those of a channel in the epilogue beside each other.
 #if RW == 2
@@ -73,6 +82,7 @@
 
 #include "cluster_sums.cuh"
 #include "definition.cuh"
+#include "gather_products.cuh"
 #include "gather_rows.cuh"
 #include "gather_tiles.cuh"
 #include "halo_epilogue.cuh"
@@ -85,8 +95,6 @@
 #include "norm_behind.cuh"
 #endif
 
-/// Steps of a chunk, of 32 bytes of K.
-constexpr int STEPS = PANELS / 2;
 /// The most taps of a phase along an axis.
 constexpr int TAPS_OF_AXIS = 10;
 constexpr int FIXED = 4608;
@@ -125,10 +133,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) CLUSTER gather_gemm(
                      {d_kernel, d_stride, d_dilation, d_step, d_inverse, d_padding},
                      {h_kernel, h_stride, h_dilation, h_step, h_inverse, h_padding},
                      {w_kernel, w_stride, w_dilation, w_step, w_inverse, w_padding}};
-    constexpr int OF_TAP = PANELS * CHANNELS * 16, UNIT = RH * RW * OF_TAP;
+    constexpr int UNIT = RH * RW * OF_TAP;
     const unsigned full_a = shared(memory), empty_a = full_a + 8 * a_stages;
     const unsigned full_b = empty_a + 8 * a_stages, empty_b = full_b + 8 * b_stages;
-    const int panel_bytes = 16 * stage_rows, stage_bytes = PANELS * panel_bytes;
+    const int panel_bytes = 16 * stage_rows, stage_bytes = PARTS * PANELS * panel_bytes;
     Divisors *const by = (Divisors *)(memory + 1024);
     uint4 *const zeros = (uint4 *)(memory + 1280);
     Phase *const phases = (Phase *)(memory + 1408);
@@ -141,7 +149,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) CLUSTER gather_gemm(
     const NormBehind norm = {y, (float2 *)parts, counts, norm_words, (float2 *)merged, gamma, beta, x_count, out_channels,
                              norm_groups, y_voxels, part_chunks, part_phases, out_channels / joined, pd * ph * pw, all, norm_activation, norm_slope, eps};
 #endif
+#if PACKS_AHEAD
     const PackAhead packed = {x, (uint4 *)a, control, a_rows, 0, x_count, x_depth, x_height, x_width, 1, panels, x_n, x_c, x_d, x_h, x_w, before, shift, pieces, ahead};
+#endif
 
 #ifdef SPLIT
     const Cluster cluster = {ring_b + b_stages * UNIT, shared(memory) + 1024 - Cluster::BARRIERS};
@@ -193,21 +203,34 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) CLUSTER gather_gemm(
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
         if (threadIdx.x >= CONSUMERS + 32) {
             // The launch before, the weight's pack, has written nothing that this needs.
+#if PACKS_AHEAD
             char *const rings = memory + (ring_b - shared(memory)) + b_stages * UNIT;
             const PackDivisors divisors = {by->x_line, by->x_plane, by->x_sample, by->units};
+#endif
 #ifdef COUNTS
             if (norm_words) {
                 const Teller<Divisors> teller = {norm, *by, finished, tiles, rows};
                 const int of_norm = (int)threadIdx.x / 32 - (THREADS / 32 - norm_warps);
+#if PACKS_AHEAD
                 if (of_norm >= 0)
                     norm.work<NormBehind::BY_RING>(rings + (3 - norm_warps) * ROUNDS * ROUND + of_norm * NormBehind::RING, [&] { return teller.all_written(); });
                 else
                     packed.pack(divisors, rings, teller);
+#else
+                await_previous();
+                if (of_norm >= 0)
+                    norm.work<NormBehind::BY_FEW_REGISTERS>(nullptr, [&] {
+                        teller.meanwhile();
+                        return teller.all_written();
+                    });
+#endif
                 while (!teller.told_all()) __nanosleep(256);
                 return;
             }
 #endif
+#if PACKS_AHEAD
             if (ahead > 0) packed.pack(divisors, rings);
+#endif
 #if KIND == 0
             if (in_place) {
                 const GatherRows from_input = {x, x_w, in_place, ring_a, full_a, empty_a, a_stages, stage_bytes};
@@ -232,20 +255,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) CLUSTER gather_gemm(
             for (int ad = stages.first_ad; ad < stages.past_ad; ad++) {
                 // Both operands have fewer pieces of 16 bytes than 2^31.
                 const int first = t.from(s, ad), from = slice * chunks * PANELS * a_rows + first;
+#if PACKS_AHEAD
                 // From the first plane that a later tap along depth may read on.
                 if (ad == t.first_ad) {
                     const int plane = min(max(t.at.d + t.phase.cd - (t.past_ad - 1) * back_d, 0), in_d);
                     packed.await((t.at.n * in_d + plane) * in_h * in_w, first + length - 1, {by->x_line, by->x_plane, by->x_sample, by->units});
                 }
+#endif
 #pragma unroll 1
                 for (int chunk = stages.first(ad); chunk < stages.past(ad, chunks); chunk++) {
                     if (!in_place) {
                         // Each lane for what it copies over.
                         barrier_wait(empty_a + 8 * at_a, phase_a);
-                        if (lane == 0) barrier_expect(full_a + 8 * at_a, PANELS * length * 16);
+                        if (lane == 0) barrier_expect(full_a + 8 * at_a, PARTS * PANELS * length * 16);
                         if (lane < PANELS)
-                            copy(ring_a + at_a * stage_bytes + lane * panel_bytes, a + 16ll * (from + (chunk * PANELS + lane) * a_rows),
-                                 length * 16, full_a + 8 * at_a);
+#pragma unroll
+                            for (int part = 0; part < PARTS; part++)
+                                copy(ring_a + at_a * stage_bytes + (part * PANELS + lane) * panel_bytes,
+                                     a + 16ll * (from + ((part * slices * chunks + chunk) * PANELS + lane) * a_rows), length * 16, full_a + 8 * at_a);
                         // Lanes that are ahead of one another would be held up by one another's waits.
                         __syncwarp();
                         if (++at_a == a_stages) at_a = 0, phase_a ^= 1;
@@ -273,7 +300,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) CLUSTER gather_gemm(
                 }
             }
         }
+#if PACKS_AHEAD
         packed.finish();
+#endif
         return;
     }
 
@@ -323,6 +352,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) CLUSTER gather_gemm(
         }
 
         float sum[RH][MI][REGISTERS];
+#if PARTED
+        float part[RH][REGISTERS];
+#endif
 #pragma unroll
         for (int of = 0; of < RH; of++)
 #pragma unroll
@@ -341,7 +373,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) CLUSTER gather_gemm(
         // registers. An arrival may overtake `ldmatrix` that is under way, and what the next stage brings then is read instead.
         const auto give_back = [&] { barrier_arrive(empty_a + 8 * ((at_a ? at_a : a_stages) - 1)); };
         /// Its rows; which residues along width (1, 2) and height (4, 8) have a tap there.
-        const auto load = [&](unsigned (&x)[STEPS][MI][4]) {
+        const auto load = [&](Rows &x) {
             int there_of = 15;
             if (RW == 2 && of_w == W && t.phase.tw < 0) there_of = 14;
             if (RW == 2 && of_w == past_w / 2 && (w_kernel - t.phase.tw) % 2) there_of = 13;
@@ -364,6 +396,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) CLUSTER gather_gemm(
 #pragma unroll
                 for (int k = 0; k < STEPS; k++) {
                     load_matrices(x[k][i], is_in_place ? address ^ 32 * k : address);
+                    if (PARTED) load_matrices(x[FRAGMENTS - STEPS + k][i], address + STEPS * further);
                     address += further;
                 }
             }
@@ -379,46 +412,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) CLUSTER gather_gemm(
             behind = t.from(s, ++ad) + ad * back_d * in_h * in_w;
             return there_of;
         };
+#if PARTED
+        // Its products, and gives their part of B back.
+        const auto multiply_by = [&](const Rows &x, int there_of) {
+            barrier_wait(full_b + 8 * at_b, phase_b);
+            multiply_parts(x, there_of, ring_b + at_b * UNIT, part, sum);
+            matrix_wait<0>();
+            if (lane == 0) barrier_arrive(empty_b + 8 * at_b);
+            if (++at_b == b_stages) at_b = 0, phase_b ^= 1;
+            promote_cross(there_of, part, sum);
+        };
+#else
         // Starts its products. When this returns those of the unit before are done, and their part of B is given back.
         int held = -1;
-        const auto multiply_by = [&](const unsigned (&x)[STEPS][MI][4], [[maybe_unused]] int there_of) {
+        const auto multiply_by = [&](const Rows &x, int there_of) {
             barrier_wait(full_b + 8 * at_b, phase_b);
-            const unsigned from_b = ring_b + at_b * UNIT;
-            matrix_fence();
-            // Each way ends its group by itself: one end after all of them would be an empty group of its own, and every one
-            // before that waited for.
-            const auto of_residues = [&](int first_h, int last_h, int first, int last) {
-#pragma unroll
-                for (int k = 0; k < STEPS; k++)
-#pragma unroll
-                    for (int i = 0; i < MI; i++)
-#pragma unroll
-                        for (int h = first_h; h <= last_h; h++)
-#pragma unroll
-                            for (int w = first; w <= last; w++)
-                                multiply(*(float(*)[REGISTERS / RW])(sum[h][i] + w * (REGISTERS / RW)), x[k][i],
-                                         descriptor<1>(from_b + (h * RW + w) * OF_TAP + k * 2 * CHANNELS * 16, CHANNELS * 16), 1);
-                matrix_commit();
-            };
-            const auto along_w = [&](int first_h, int last_h) {
-                if (RW == 2 && (there_of & 3) == 1)
-                    of_residues(first_h, last_h, 0, 0);
-                else if (RW == 2 && (there_of & 3) == 2)
-                    of_residues(first_h, last_h, RW - 1, RW - 1);
-                else
-                    of_residues(first_h, last_h, 0, RW - 1);
-            };
-            if (RH == 2 && there_of < 8)
-                along_w(0, 0);
-            else if (RH == 2 && there_of < 12)
-                along_w(RH - 1, RH - 1);
-            else
-                along_w(0, RH - 1);
+            multiply_unit(x, there_of, ring_b + at_b * UNIT, sum);
             matrix_wait<1>();
             if (held >= 0 && lane == 0) barrier_arrive(empty_b + 8 * held);
             held = at_b;
             if (++at_b == b_stages) at_b = 0, phase_b ^= 1;
         };
+#endif
         // What is found out before this takes as long as a small pack.
         await_previous();
         // Where columns go.
@@ -446,7 +461,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) CLUSTER gather_gemm(
             asm volatile("bar.sync %0, 128;" ::"r"(warpgroup + 1) : "memory");
         }
         if (left > 0) {
-            unsigned one[STEPS][MI][4], other[STEPS][MI][4];
+#if PARTED
+            // While one warpgroup adds sums to registers and loads rows, the other multiplies.
+            Rows x;
+#pragma unroll 1
+            do {
+                const int there_of = load(x);
+                multiply_by(x, there_of);
+            } while (--left);
+            give_back();
+#else
+            Rows one, other;
 #pragma unroll 1
             while (true) {
                 multiply_by(one, load(one));
@@ -457,6 +482,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) CLUSTER gather_gemm(
             matrix_wait<0>();
             give_back();
             if (lane == 0) barrier_arrive(empty_b + 8 * held);
+#endif
         }
 
 #ifndef COUNTS

@@ -1,8 +1,8 @@
 //! What `gather_gemm` does, given its arguments.
 
-use super::contracts::{activation, biased, defines, through};
+use super::contracts::{LIFT, activation, biased, defines, through};
 use super::epilogue_statistics::{self, Output, Place, counts, rows_of_sample};
-use super::halo::{Packing, pack_along, packer_bytes, rows_of_tile, scaled_back};
+use super::halo::{Packing, pack_along, packer_bytes, parts, rows_of_tile, scaled_back};
 use super::machine::{Call, Machine};
 use super::norm_behind::{self, Written};
 use std::collections::BTreeSet;
@@ -67,10 +67,11 @@ pub fn extents(call: &Call<'_>) -> Vec<(&'static str, i64)> {
     let product = |names: &[&str]| names.iter().map(|name| call.int(name)).product::<i64>();
     let e = 16 / call.pointer("b").width as i64;
     let columns = call.size("BN") / call.size("RW");
+    let parts = parts(call);
     let taps = product(&["slices", "blocks", "d_kernel", "h_kernel", "w_kernel", "chunks"]);
     let control = if call.int("ahead") > 0 { 10 + call.int("pieces") } else { 5 };
-    let a = product(&["slices", "chunks", "a_rows"]) * PANELS * e;
-    let mut found = vec![("a", a), ("b", taps * PANELS * columns * e), ("control", control)];
+    let a = product(&["slices", "chunks", "a_rows"]) * PANELS * e * parts;
+    let mut found = vec![("a", a), ("b", taps * PANELS * columns * e * parts), ("control", control)];
     found.push(("scale_w", product(&["slices", "blocks"]) * columns));
     found.extend(epilogue_statistics::extents(call));
     found
@@ -99,8 +100,8 @@ fn taps(call: &Call<'_>, [rd, rh, rw]: [i64; 3]) -> [Taps; 3] {
 pub fn check(call: &Call<'_>) {
     let [bn, mi, wgs] = ["BN", "MI", "WGS"].map(|name| call.size(name));
     let [a_stages, stage_rows, b_stages] = call.ints(["a_stages", "stage_rows", "b_stages"]);
-    let rings = PANELS * 16 * (a_stages * stage_rows + b_stages * bn * call.size("RH"));
-    let packers = if norm_behind::is_asked(call) {
+    let rings = parts(call) * PANELS * 16 * (a_stages * stage_rows + b_stages * bn * call.size("RH"));
+    let packers = if norm_behind::is_asked(call) && parts(call) == 1 {
         let warps = call.int("norm_warps");
         packer_bytes(call) / PACKERS * (PACKERS - warps) + NORM_RING * warps
     } else {
@@ -252,9 +253,13 @@ fn tile(
     let (a, x, b) = (call.given("a"), call.pointer("x"), call.pointer("b"));
     let [in_place, x_w] = call.ints(["in_place", "x_w"]);
     let e = 16 / b.width as i64;
-    // An element of a voxel's channels, so many on in its slice.
-    let operand = |machine: &mut Machine, slice: i64, voxel: i64, at: i64| match a {
-        Some(a) => machine.read(a, ((slice * chunks * PANELS + at / e) * a_rows + voxel) * e + at % e),
+    let parts = parts(call);
+    // Of a part an element of a voxel's channels, so many on in its slice.
+    let operand = |machine: &mut Machine, part: i64, slice: i64, voxel: i64, at: i64| match a {
+        Some(a) => {
+            let panel = (part * call.int("slices") + slice) * chunks * PANELS + at / e;
+            machine.read(a, (panel * a_rows + voxel) * e + at % e)
+        }
         None if at < in_place => machine.read(x, voxel * x_w + slice * in_place + at),
         None => 0.0,
     };
@@ -282,15 +287,23 @@ fn tile(
                 }
                 let line = column_block * d_kernel + depth.first + ad * depth.step;
                 let line = (line * chunks + chunk) * h_kernel + th;
-                let unit = (line * w_kernel + tap) * PANELS * channels * e;
-                // Of each panel and element of it all channels.
-                let weights: Vec<f64> = (0..PANELS * e * channels)
-                    .map(|at| {
-                        let (piece, column) = (at / channels, at % channels);
-                        let (panel, k) = (piece / e, piece % e);
-                        machine.read(b, unit + (panel * channels + column) * e + k)
+                let unit = (line * w_kernel + tap) * PANELS * parts * channels * e;
+                // Of each panel and element of it all channels: of a part.
+                let weights: Vec<Vec<f64>> = (0..parts)
+                    .map(|part| {
+                        let of_part = (0..PANELS * e * channels).map(|at| {
+                            let (piece, column) = (at / channels, at % channels);
+                            let (panel, k) = (piece / e, piece % e);
+                            machine.read(b, unit + ((panel * parts + part) * channels + column) * e + k)
+                        });
+                        of_part.collect()
                     })
                     .collect();
+                // High by high; low by high and high by low count less.
+                let products: &[([i64; 2], f64)] = match parts {
+                    2 => &[([0, 0], 1.0), ([1, 0], 1.0 / LIFT), ([0, 1], 1.0 / LIFT)],
+                    _ => &[([0, 0], 1.0)],
+                };
                 for (row, &[n, ref at @ ..]) in (0..here).zip(&positions) {
                     let back = [ad * depth.back, ah * height.back, aw * width.back];
                     let voxel = [0, 1, 2].map(|axis| at[axis] + taps[axis].reached - back[axis]);
@@ -299,13 +312,17 @@ fn tile(
                     }
                     let voxel = ((n * sizes[0] + voxel[0]) * sizes[1] + voxel[1]) * sizes[2] + voxel[2];
                     assert!((from..from + length).contains(&voxel) && voxel < voxels, "{voxel} of {from}");
-                    for (piece, weights) in (0..).zip(weights.chunks(channels as usize)) {
-                        let x = operand(machine, column_block / blocks, voxel, chunk * PANELS * e + piece);
-                        if x == 0.0 {
-                            continue;
+                    for &([part_a, part_b], by) in products {
+                        for (piece, weights) in (0..).zip(weights[part_b as usize].chunks(channels as usize))
+                        {
+                            let at = chunk * PANELS * e + piece;
+                            let x = by * operand(machine, part_a, column_block / blocks, voxel, at);
+                            if x == 0.0 {
+                                continue;
+                            }
+                            let sums = &mut sum[(row * bn + (rh * of_row + rr) * channels) as usize..];
+                            sums.iter_mut().zip(weights).for_each(|(sum, w)| *sum += x * w);
                         }
-                        let sums = &mut sum[(row * bn + (rh * of_row + rr) * channels) as usize..];
-                        sums.iter_mut().zip(weights).for_each(|(sum, w)| *sum += x * w);
                     }
                 }
             }

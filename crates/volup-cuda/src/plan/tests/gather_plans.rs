@@ -61,6 +61,7 @@ fn gather_gemm_computes_the_definition() {
     let all: Vec<&Variant> = all.iter().collect();
     for (multiprocessors, dtype, precision) in [
         (132, DType::F32, Precision::Tf32),
+        (5, DType::F32, Precision::Ieee),
         (3, DType::F16, Precision::Ieee),
         (1, DType::Bf16, Precision::Ieee),
     ] {
@@ -113,12 +114,17 @@ fn tiles_in_parts_compute_the_definition() {
     let mut found = BTreeSet::new();
     for (turn, line) in PARTS.into_iter().enumerate() {
         let case = Case::parse("parts", line, "tiles in parts").expect("a valid case");
-        for (dtype, format) in [DType::F32, DType::F16, DType::Bf16]
-            .into_iter()
-            .flat_map(|dtype| FORMATS.map(|format| (dtype, format)))
+        for (dtype, precision, format) in [
+            (DType::F32, Precision::Tf32),
+            (DType::F32, Precision::Ieee),
+            (DType::F16, Precision::Ieee),
+            (DType::Bf16, Precision::Ieee),
+        ]
+        .into_iter()
+        .flat_map(|(dtype, precision)| FORMATS.map(|format| (dtype, precision, format)))
         {
             let example = Example::new(&case, dtype, |_, _| {});
-            let request = example.request(Algorithm::GatherGemm, Precision::Tf32, [format; 2]);
+            let request = example.request(Algorithm::GatherGemm, precision, [format; 2]);
             let plans = plans(&request, &device, &all);
             let plans: Vec<_> = plans.iter().filter(|plan| plan.to_string().contains(", in ")).collect();
             assert!(!plans.is_empty(), "{case}, {dtype}, {format}");
@@ -179,8 +185,8 @@ fn what_gather_gemm_is_not_for_is_left_to_others() {
     let strided = "n 1, 3x3x9, 8>6, k 3, s 2";
     for format in FORMATS {
         assert!(!of(strided, format, DType::F32, Precision::Tf32).is_empty());
-        // Two parts, and what the tensor cores cannot multiply.
-        assert!(of(strided, format, DType::F32, Precision::Ieee).is_empty());
+        assert!(!of(strided, format, DType::F32, Precision::Ieee).is_empty());
+        // What the tensor cores cannot multiply.
         assert!(of(strided, format, DType::F64, Precision::Tf32).is_empty());
     }
     // Residues of NDHWC are no neighbours, nor are those of other strides.

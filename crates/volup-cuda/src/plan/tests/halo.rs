@@ -22,7 +22,8 @@ pub fn elements(pointer: Pointer) -> i64 {
     16 / pointer.width as i64
 }
 
-fn parts(call: &Call<'_>) -> i64 {
+/// Parts of an operand's elements.
+pub fn parts(call: &Call<'_>) -> i64 {
     if matches!(call.size("KIND"), 2 | 3) { 2 } else { 1 }
 }
 

@@ -36,7 +36,8 @@ pub fn check(call: &Call<'_>) {
     assert_eq!(voxels, call.ints(["d_out", "h_out", "w_out"]).iter().product::<i64>());
     assert!(voxels % vector == 0 && channels % groups == 0 && call.int("norm_activation") <= 2);
     assert_eq!(call.ints(["y_c", "y_w", "channels_first", "by_work"]), [voxels, 1, 1, 0]);
-    if call.kernel() == "halo_gemm" {
+    // Of two parts, which are packed before, all three warps may.
+    if call.size("KIND") == 2 {
         assert!((2..=3).contains(&call.int("norm_warps")));
     } else {
         assert!((1..=2).contains(&call.int("norm_warps")) && call.int("ahead") > 0);
