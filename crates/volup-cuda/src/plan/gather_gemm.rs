@@ -143,17 +143,16 @@ impl<'a> GatherGemm<'a> {
             let kernels = context.kernels("gather_gemm", &types).filter(is_it);
             for kernel in kernels {
                 // Where rows come from, and warps that normalize what is written: those that do not pack.
-                let ways = if operand.parts() == 2 {
-                    [(Source::Packed, 0), (Source::Packed, 2), (Source::Packed, 3)].iter()
+                let ways: &[(Source, usize)] = if operand.parts() == 2 {
+                    &[(Source::Packed, 0), (Source::Packed, 2), (Source::Packed, 3)]
                 } else {
-                    [
+                    &[
                         (Source::Packed, 0),
                         (Source::InPlace, 0),
                         (Source::Along, 0),
                         (Source::Along, 1),
                         (Source::Along, 2),
                     ]
-                    .iter()
                 };
                 for &(source, behind) in ways {
                     all.extend(GatherGemm::new(context, operand, kernel, source, behind));
