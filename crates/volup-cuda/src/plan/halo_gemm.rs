@@ -1,6 +1,7 @@
 //! Planning `halo_gemm`: rows and panels, what of shared memory goes to which operand. The kernels' file
 //! says what the numbers mean.
 
+mod between;
 mod steps;
 
 use super::classes::Short;
@@ -15,6 +16,7 @@ use super::panels::{
 use super::phases::{Lattice, PhaseAxis};
 use super::{Context, RESERVED, SHARED, size, strides};
 use crate::Variant;
+use between::Between;
 use std::fmt;
 pub(super) use steps::fill;
 use volup::{DType, MemoryFormat};
@@ -60,6 +62,12 @@ const VECTORS: [f64; 2] = [0.04e-9, 0.07e-9];
 /// How much longer a block is busy for each slice and for each chunk of channels more.
 const SLICE: f64 = 0.004;
 const CHUNK: f64 = 0.01;
+/// Where what is between outputs is written with them: what a tile costs, and so many of its channels; the share of the time of writing
+/// all of it that products do not hide; and what it takes in any case.
+const BETWEEN: [f64; 2] = [1.5e-6, 0.6e-6];
+const TOGETHER: usize = 8;
+const WRITTEN: f64 = 0.7;
+const BETWEEN_ALL: f64 = 5e-6;
 /// What bringing together the taps along width takes of a product's element, in seconds.
 const FOLDED: f64 = 0.04e-9;
 /// The most pairs of residues along depth and height that the kernels have a table for.
@@ -132,6 +140,8 @@ pub(super) struct Halo<'a> {
     short: Option<Short>,
     /// Where each tap along width has columns of its own.
     fold: Option<Fold>,
+    /// Whether what is between outputs is written with them.
+    between: Option<Between>,
     /// Whether the input is packed beside the products.
     along: bool,
     /// What it does about a normalization, and how its rows are dealt out.
@@ -154,6 +164,7 @@ impl fmt::Display for Halo<'_> {
         write!(f, "batches of {}", self.batch)?;
         f.write_str(if self.short.is_some() { ", taps that are there" } else { "" })?;
         f.write_str(if self.fold.is_some() { ", taps as columns" } else { "" })?;
+        f.write_str(if self.between.is_some() { ", with what is between" } else { "" })?;
         if self.team > 1 {
             write!(f, ", tiles in {} parts", self.team)?;
         }
@@ -285,6 +296,11 @@ impl<'a> Halo<'a> {
         if kernel.param("TAPS").is_some() && (fold.is_none() || block > 1) {
             return None;
         }
+        let writes_between = kernel.param("BETWEEN").is_some();
+        let between = writes_between.then(|| Between::of(context, kernel, &lattices, &axes)).flatten();
+        if writes_between && (between.is_none() || block > 1 || along) {
+            return None;
+        }
 
         // Steps along width: e = jj + first - m is step floor(e / block), parity e mod block.
         let w_step = width.apart;
@@ -312,8 +328,11 @@ impl<'a> Halo<'a> {
         // Shared memory: what is always there, then as long chunks as both rings have room for.
         let parts = operand.parts();
         let limit = (1..=MOST_BLOCKS).contains(&ctas).then(|| SHARED / ctas - RESERVED)?;
-        let fixed =
-            FIXED + table_bytes(kernel) + brought_bytes(kernel) + fold.map_or(0, |fold| fold.bytes(kernel));
+        let tables = between.map_or_else(
+            || table_bytes(kernel),
+            |between| between.bytes(kernel, context.request.dtype.size()),
+        );
+        let fixed = FIXED + tables + brought_bytes(kernel) + fold.map_or(0, |fold| fold.bytes(kernel));
         let room = limit.checked_sub(
             fixed + if along { packer_bytes(context, PACKED_TOGETHER, PACK_ROUNDS) } else { 0 },
         )?;
@@ -380,7 +399,7 @@ impl<'a> Halo<'a> {
         let parts_of_batch = geometry.batch().div_ceil(batch);
 
         let rows = batch.checked_mul(positions)?;
-        let advance = fold.map_or(bm, |fold| fold.advance);
+        let advance = fold.map(|fold| fold.advance).or(between.map(|between| between.advance)).unwrap_or(bm);
         let row_tiles = rows.div_ceil(advance);
         let a_rows = lead + row_tiles * advance + bm - advance + tail;
         let [_, y_channels, ..] = geometry.output_shape();
@@ -439,7 +458,7 @@ impl<'a> Halo<'a> {
         let side_by_side = device * ctas as f64;
         let mut full = tiles as f64 / ((tiles as f64 / side_by_side).ceil() * side_by_side);
         let mut by_work = false;
-        if phases > 1 && tiles <= FEW * side_by_side as usize {
+        if phases > 1 && between.is_none() && tiles <= FEW * side_by_side as usize {
             let taps_of = [depth, height].map(PhaseAxis::taps_of_residues);
             let evenly = side_by_side as usize / (all * phases) * (all * phases);
             full = busy_share(&taps_of, row_tiles, all, side_by_side as usize, false);
@@ -499,14 +518,17 @@ impl<'a> Halo<'a> {
             None => (n, 0.0),
         };
         let element = element + if way == Way::Counted { COUNTED } else { 0.0 };
-        let tile = TILE + element * (bm * outputs) as f64 + folded;
+        let tile = match between {
+            Some(_) => BETWEEN[0] + BETWEEN[1] * n.min(slice_out).div_ceil(TOGETHER) as f64,
+            None => TILE + element * (bm * outputs) as f64 + folded,
+        };
         let tile = repeated * tiles as f64 * tile / (device * full * if ctas == 1 { 1.0 } else { 1.3 });
         // Tiles of few channels write short runs of neighbours.
         let busy =
             of_parts + (busy + tile) * (1.0 + SLICE * (slices - 1) as f64 + CHUNK * (chunks - 1) as f64);
         let busy = if operand == Operand::Split && conv.groups() == 1 { SPLIT * busy } else { busy };
         // The rest of the output is written first, and then what of it is computed once more.
-        let fill = if has_gaps(&lattices) { output + LAUNCH } else { 0.0 };
+        let fill = if has_gaps(&lattices) && between.is_none() { output + LAUNCH } else { 0.0 };
         // Interleaved lines of float32 that start anywhere: each sector is written in two parts.
         let element_bytes = context.request.dtype.size();
         let anywhere = context.request.output_format == MemoryFormat::Contiguous
@@ -517,13 +539,18 @@ impl<'a> Halo<'a> {
         } else {
             output
         };
-        let output = output / (lattices[0].step * lattices[1].step) as f64;
+        let lines = if between.is_some() { 1 } else { lattices[0].step * lattices[1].step };
+        let output = output / lines as f64;
         // The first two packs overlap.
         let launches = if operand == Operand::Split { 3 } else { 2 };
         let launches =
             if packed { 2 } else { parts_of_batch * launches + 2 + usize::from(operand.has_scale()) };
         let launches = launches as f64 * LAUNCH;
-        let product = busy.max(output) + 0.2 * busy.min(output);
+        let product = match between {
+            // Loads from the second-level cache wait for what is written meanwhile.
+            Some(_) => busy + WRITTEN * output + BETWEEN_ALL,
+            None => busy.max(output) + 0.2 * busy.min(output),
+        };
         if behind > 0 && by_work {
             return None;
         }
@@ -558,6 +585,7 @@ impl<'a> Halo<'a> {
             shared,
             short,
             fold,
+            between,
             along,
             way,
             of_samples,
@@ -611,7 +639,8 @@ impl<'a> Halo<'a> {
 
     /// Rows from a tile to the next.
     fn advance(&self) -> usize {
-        self.fold.map_or(tile_rows(self.kernel), |fold| fold.advance)
+        let advance = self.fold.map(|fold| fold.advance).or(self.between.map(|between| between.advance));
+        advance.unwrap_or(tile_rows(self.kernel))
     }
 
     /// Panels of a slice.

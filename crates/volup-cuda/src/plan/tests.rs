@@ -14,6 +14,8 @@ mod group_norm;
 mod group_norm_plans;
 mod half_gradient_plans;
 mod halo;
+mod halo_between;
+mod halo_between_plans;
 mod halo_fold_plans;
 mod halo_statistics_plans;
 mod halo_sweep;

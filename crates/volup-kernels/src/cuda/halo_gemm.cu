@@ -93,6 +93,12 @@
 // 10. With TAPS, of a kernel along width of at most so many: `advance`, `w_dilation`, `w_reach`. W_STRIDE is the stride along
 //    width; `scale_w` is of each of slices*blocks*CHANNELS channels. `outputs` is W_STRIDE, `w_steps` 1; for W_STRIDE past
 //    1, `channels_first`.
+//     With BETWEEN, which is for outputs on a lattice with gaps along height, in NCDHW, whose residues are along depth alone, for rows of
+//     one position and an activation that is a comparison, and leaves the definition to another launch: `advance`, of whole lines in 8
+//     planes at most; `y_plane`, the elements of a plane of y, `y_head`, those before its first output, `y_past`, those from a line's first
+//     output to the line's end; `place_bytes`, of a tile's lines of a channel and what is between, and a sector or two for each plane;
+//     `y_depth`, planes of a channel, of which every `y_step`-th from `y_first` on has outputs. `by_work` is 0. Instead of staging areas
+//     there are `Between::room` bytes of shared memory.
 // 11. What `definition.cuh` asks for, before `unless`: with `guarded` control words are final when this starts, and where they say that
 //    packed operands do not do, nothing is stored of the products, and the definition is computed instead; else all of it is zero.
 // 12. Last, for two tf32: `unless` (null, or words after which the result of another kernel may stand; then nothing is done).
@@ -109,12 +115,17 @@
 #define FIRST_H (lacks >> 1 & 1)
 #define UNITS_OF(units) (units - (unit_steps == 1 && lacks & 4 ? 1 : 0))
 #define STEPS_OF(steps) (steps - (unit_steps > 1 && lacks & 4 ? 1 : 0))
-#define BY_WORK 0
 #else
 #define LACKING(chunk)
 #define FIRST_H 0
 #define UNITS_OF(units) units
 #define STEPS_OF(steps) steps
+#endif
+
+/// Whether tiles are dealt out by their work: with BETWEEN there is no register for it.
+#if defined(SHORT) || defined(BETWEEN)
+#define BY_WORK 0
+#else
 #define BY_WORK by_work
 #endif
 
@@ -139,15 +150,15 @@ template <int COUNT> struct Count {
 #define PAST_CHUNK chunks
 #endif
 
-/// Whether the definition stands in this kernel, too: there is one that has no registers for it.
-#ifdef COUNTS
+/// Whether the definition stands in this kernel, too: there are some that have no registers for it.
+#if defined(COUNTS) || defined(BETWEEN)
 #define WITHIN 0
 #else
 #define WITHIN !(BN == 64 && MI == 2 && WGS == 4)
 #endif
 
 /// Whether a block that is alone may pack the input while it multiplies.
-#if defined(SHORT) || PARTED || CTAS > 1
+#if defined(SHORT) || defined(BETWEEN) || PARTED || CTAS > 1
 #define PACKS_AHEAD 0
 #else
 #define PACKS_AHEAD 1
@@ -160,6 +171,9 @@ template <int COUNT> struct Count {
 #include "halo_epilogue.cuh"
 #ifdef TAPS
 #include "halo_fold.cuh"
+#endif
+#ifdef BETWEEN
+#include "halo_between.cuh"
 #endif
 #include "halo_tiles.cuh"
 #include "launch.cuh"
@@ -217,6 +231,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) CLUSTER halo_gemm(
 #ifdef TAPS
     , int advance, int w_dilation, int w_reach
 #endif
+#ifdef BETWEEN
+    , int advance, int y_plane, int y_head, int y_past, int place_bytes, int y_depth, int y_first, int y_step
+#endif
     , const Element *x, int n, int height, int width, int block, int panels, int x_n, int x_c, int x_d, int x_h, int x_w,
     int units, int before, int shift, int pieces, int ahead, DEFINITION_PARAMETERS
 #if KIND == 3
@@ -239,7 +256,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) CLUSTER halo_gemm(
 #if !PARTED
     constexpr int promote = 0;
 #endif
-#ifndef TAPS
+#if !defined(TAPS) && !defined(BETWEEN)
     constexpr int advance = BM;
 #endif
     const Sizes s = {rows, a_rows, lead, pd, ph, pw,
@@ -256,7 +273,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) CLUSTER halo_gemm(
     Divisors *const by = (Divisors *)(memory + 1024);
     Phase *const phases = (Phase *)(memory + 1280);
     char *tables = memory + 4096;
+#ifdef BETWEEN
+    const Between between = {y_plane, y_head, y_past, place_bytes, tables + WGS * 16 * BN};
+    unsigned ring_a = shared(between.memory) + Between::room(place_bytes);
+#else
     unsigned ring_a = shared(memory) + 4096 + WGS * (16 * BN + 16 * STAGING);
+#endif
 #ifdef TAPS
     float *const edges = (float *)(tables + WGS * (16 * BN + 16 * STAGING));
     ring_a += Fold::bytes(w_reach);
@@ -275,6 +297,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) CLUSTER halo_gemm(
     // There is no register to keep it in, either.
     if (threadIdx.x == 96) finished[2 * WGS] = tiles;
     const auto tile_count = [&] { return *(const volatile int *)(finished + 2 * WGS); };
+#elif defined(BETWEEN)
+    // There is no register to keep it in.
+    if (threadIdx.x == 96) *(int *)(by + 1) = tiles;
+    const auto tile_count = [&] { return *(const volatile int *)(by + 1); };
 #else
     const auto tile_count = [&] { return tiles; };
 #endif
@@ -335,6 +361,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) CLUSTER halo_gemm(
 #if PACKS_AHEAD
             // The launch before, the weight's pack, has written nothing that this needs.
             if (ahead > 0) packed.pack({by->line, by->height, by->depth, by->units}, memory + (ring_b - shared(memory)) + b_stages * unit_bytes);
+#endif
+#ifdef BETWEEN
+            between.planes(y - y_first * y_plane - y_head, n, slices * channels, y_depth, y_first, y_step,
+                           [&](int channel) { return Between::alike(straighten(has_bias ? widen(bias[channel]) : 0.0f, activation, (float)slope)); });
 #endif
 #ifdef COUNTS
             await_previous();
@@ -435,7 +465,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) CLUSTER halo_gemm(
     int *column_at = (int *)(tables + warpgroup * 16 * BN), *column_rr = column_at + BN;
     float *column_bias = (float *)(column_rr + BN);
     [[maybe_unused]] float *column_scale = column_bias + BN;
+#ifndef BETWEEN
     float *staged = (float *)(tables + WGS * 16 * BN) + threadIdx.x / 32 * STAGING;
+#endif
     const auto at_hand = [](int x) { return ROOMY ? kept(x) : x; };
     const int steps = at_hand(chunk_panels / 2), units_of_w = at_hand(w_steps / unit_steps), steps_of_unit = at_hand(unit_steps);
     int at_a = 0, phase_a = 0, at_b = 0, phase_b = 0, known = -1;
@@ -700,6 +732,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) CLUSTER halo_gemm(
             }
         }
         straighten(sum, activation, slope);
+#ifdef BETWEEN
+        const int sample0 = by->depth.divide(by->height.divide(by->line.divide(t.row0)));
+        between.write(sum, s, *by, t, y + (long long)sample0 * y_n + (long long)(slice * channels + column0) * y_c, channels - column0,
+                      [&](int column) { return Between::alike(straighten(column_bias[column], activation, (float)slope)); });
+#else
         const int row = t.row0 + warpgroup * M + thread / 32 * ROWS + lane % ROWS;
         const int line = by->line.divide(row), jb = row - line * pw, plane = by->height.divide(line), jh = line - plane * ph;
         const int n = by->depth.divide(plane), jd = plane - n * pd;
@@ -754,6 +791,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) CLUSTER halo_gemm(
             }
         };
         write();
+#endif
 #ifdef SPLIT
         cluster.have_been_read(warp);
 #endif
@@ -772,6 +810,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) CLUSTER halo_gemm(
         Teller<Divisors>::finish(finished, warpgroup);
 #endif
     }
+#ifdef BETWEEN
+    Between::finish();
+#endif
 #ifdef COUNTS
     if (norm_words) norm.work<NormBehind::BY_REGISTERS>(nullptr, [] { return true; });
 #endif

@@ -49,7 +49,7 @@ impl Halo<'_> {
                 let panels = self.input(context, count);
                 panels.pack(context, at(in_sample), input, Some(control), start == 0, steps)?;
             }
-            if start == 0 && has_gaps(&self.lattices) {
+            if start == 0 && has_gaps(&self.lattices) && self.between.is_none() {
                 fill(context, self.operand, &self.lattices, steps)?;
             }
             let operands = [input, weight, control, scale];
@@ -69,7 +69,12 @@ impl Halo<'_> {
     fn knows_early(&self, context: Context<'_>) -> bool {
         let has_registers = ["BN", "MI", "WGS"].map(|name| size(self.kernel, name)) != [64, 2, 4];
         let at_once = self.batch == context.request.geometry.batch();
-        has_registers && at_once && !self.along && !context.packed && self.way == Way::Plain
+        has_registers
+            && self.between.is_none()
+            && at_once
+            && !self.along
+            && !context.packed
+            && self.way == Way::Plain
     }
 
     fn pack_weight(
@@ -154,6 +159,9 @@ impl Halo<'_> {
         }
         if let Some(fold) = self.fold {
             push(&mut arguments, [fold.advance, width.axis.dilation, fold.reach])?;
+        }
+        if let Some(between) = self.between {
+            between.push(&mut arguments)?;
         }
         let all = self.slices * self.blocks;
         let phases = depth.axis.stride * height.axis.stride;

@@ -7,6 +7,7 @@ use super::contracts::{
 use super::epilogue_statistics::{self, Output, Place, counts, rows_of_sample};
 use super::gather::{blocks_of_team, brought_bytes, teams};
 use super::gradient::stands;
+use super::halo_between;
 use super::machine::{Call, Machine, Pointer};
 use super::norm_behind::{self, Written};
 use super::operand::{halves, is_out_of_range, split};
@@ -409,7 +410,13 @@ fn check(call: &Call<'_>) {
     let [d_kernel, h_kernel, slices, blocks] = call.ints(["d_kernel", "h_kernel", "slices", "blocks"]);
     let row_bytes = parts(call) * chunk_panels * 16;
     let unit = unit_steps * row_bytes * bn;
-    let tables = wgs * (16 * bn + 4096 * mi + 1024);
+    let staging = if halo_between::is_asked(call) {
+        halo_between::check(call);
+        halo_between::bytes(call)
+    } else {
+        wgs * (4096 * mi + 1024)
+    };
+    let tables = wgs * 16 * bn + staging;
     let edges = if call.has("w_reach") { 32 * wgs * bn * call.int("w_reach") } else { 0 };
     let packers = packer_bytes(call);
     let rings = a_stages * row_bytes * stage_rows + b_stages * unit;
@@ -521,7 +528,8 @@ fn multiply(call: &Call<'_>, machine: &mut Machine) {
     let [panels, chunks, slices, blocks] = call.ints(["chunk_panels", "chunks", "slices", "blocks"]);
     let b = call.pointer("b");
     let (e, parts, all, phases) = (elements(b), parts(call), slices * blocks, d_stride * h_stride);
-    let [advance, reach] = if call.has("w_reach") { call.ints(["advance", "w_reach"]) } else { [bm, 0] };
+    let advance = if call.has("advance") { call.int("advance") } else { bm };
+    let reach = if call.has("w_reach") { call.int("w_reach") } else { 0 };
     let turn = (teams(call) / (all * phases)).max(1);
     let mut written = Vec::new();
     for tile in 0..(rows + advance - 1) / advance * phases * all {
@@ -592,7 +600,14 @@ fn multiply(call: &Call<'_>, machine: &mut Machine) {
         if call.has("w_reach") {
             sum = folded(call, &sum, advance.min(rows - row0));
         }
+        if halo_between::is_asked(call) {
+            sum.truncate((advance * bn) as usize);
+            halo_between::write(call, machine, (row0, column_block, residues));
+        }
         finish(call, machine, &sum, (row0, column_block, residues), &mut written);
+    }
+    if halo_between::is_asked(call) {
+        halo_between::planes(call, machine);
     }
     if norm_behind::is_asked(call) {
         norm_behind::finish(call, machine, &written);

@@ -116,12 +116,12 @@ pub struct Signature {
 
 /// The signature of a variant's function.
 pub fn signature(variant: &Variant) -> &'static Signature {
-    // CUDA C++ has other parameters for other kinds of numbers, where channels lack taps, where taps are columns, of voxels, and of
-    // tiles in parts.
-    type Key = (&'static str, Option<i64>, [bool; 5]);
+    // CUDA C++ has other parameters for other kinds of numbers, where channels lack taps, where taps are columns, of voxels, of
+    // tiles in parts, and where what is between outputs is written with them.
+    type Key = (&'static str, Option<i64>, [bool; 6]);
     static KNOWN: OnceLock<HashMap<Key, Signature>> = OnceLock::new();
     let options = |variant: &Variant| {
-        ["SHORT", "COUNTS", "TAPS", "VOXEL", "SPLIT"].map(|name| variant.param(name).is_some())
+        ["SHORT", "COUNTS", "TAPS", "VOXEL", "SPLIT", "BETWEEN"].map(|name| variant.param(name).is_some())
     };
     let key = |variant: &Variant| (variant.entry, variant.param("KIND"), options(variant));
     let known = KNOWN.get_or_init(|| {
@@ -206,6 +206,9 @@ fn declared_in_cuda(variant: &Variant, source: &'static str) -> Signature {
             vec!["KIND", "BN", "MI", "CTAS", "WGS", "TAPS", "W_STRIDE"]
         }
         "halo_gemm" if variant.param("SPLIT").is_some() => vec!["KIND", "BN", "SPLIT", "MI", "CTAS", "WGS"],
+        "halo_gemm" if variant.param("BETWEEN").is_some() => {
+            vec!["KIND", "BN", "BETWEEN", "MI", "CTAS", "WGS"]
+        }
         "halo_gemm" if counts => vec!["KIND", "COUNTS", "BN", "MI", "CTAS", "WGS"],
         "halo_gemm" => vec!["KIND", "BN", "MI", "CTAS", "WGS"],
         "halo_sweep" => vec!["KIND", "BN", "PLANES", "MI", "CTAS", "WGS"],
@@ -246,7 +249,9 @@ fn compiled(variant: &Variant, source: &str) -> String {
     let holds = |condition: &str| match condition {
         "SCALED" => Some(kind == 2 || kind == 5),
         "PARTED" => Some(kind == 2 || kind == 3),
-        "SHORT" | "COUNTS" | "TAPS" | "VOXEL" | "SPLIT" => Some(variant.param(condition).is_some()),
+        "SHORT" | "COUNTS" | "TAPS" | "VOXEL" | "SPLIT" | "BETWEEN" => {
+            Some(variant.param(condition).is_some())
+        }
         _ => condition.strip_prefix("KIND == ")?.parse().ok().map(|known: i64| kind == known),
     };
     // Of each condition that a line is under, whether it is kept; whether it or one before it was; whether this is known.

@@ -1,5 +1,6 @@
 //! Shapes that few random ones are, for the families of dense layers.
 
+use super::super::halo_between_plans;
 use super::*;
 
 /// Cases of strides and dilations with a common divisor: outputs between those that have taps.
@@ -23,6 +24,19 @@ fn halo_gemm_of_lattices() {
                 right_in_all(engine, &Case { format, ..case.clone() }, seed as u64);
             }
         }
+    });
+}
+
+/// What lies between outputs, in runs that end anywhere.
+#[test]
+fn what_is_between_outputs() {
+    engines(Some(Algorithm::HaloGemm), |engine| {
+        let engine = saying(engine, "with what is between");
+        for (seed, (line, why)) in halo_between_plans::ROWS.into_iter().enumerate() {
+            let case = Case::parse("between", line, why).expect("a valid case");
+            right_in_all(&engine, &case, seed as u64);
+        }
+        assert!(engine.said.get() >= halo_between_plans::ROWS.len(), "{} plans", engine.said.get());
     });
 }
 
