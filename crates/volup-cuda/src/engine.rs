@@ -133,15 +133,18 @@ impl CudaEngine {
         CudaEngine { algorithm, plans: Mutex::default(), ..self }
     }
 
-    /// The same engine, with the best of the plans that launch a kernel, where there is one, in place of the plan's choice.
+    /// The same engine, with the best of the plans that launch a kernel or one variant of it, where there is one, in place of the plan's
+    /// choice.
     ///
     /// # Errors
     /// [`Error::UnknownName`].
     pub fn with_kernel(self, kernel: Option<String>) -> Result<CudaEngine> {
         let variants = Manifest::embedded().for_device(self.device.info())?;
-        let is_one = |name: &String| variants.iter().any(|variant| variant.entry == name);
+        let is_one = |name: &String| {
+            variants.iter().any(|variant| [variant.entry, variant.name].contains(&name.as_str()))
+        };
         if let Some(got) = kernel.clone().filter(|name| !is_one(name)) {
-            let expected = "the name of a kernel's function";
+            let expected = "the name of a kernel's function, or of one of its variants";
             return Err(Error::UnknownName { param: "kernel", got, expected });
         }
         Ok(CudaEngine { kernel, plans: Mutex::default(), ..self })

@@ -58,6 +58,18 @@ fn sweeps() {
     }
 }
 
+/// Outputs that are written with what is between them, likewise.
+#[test]
+fn outputs_on_lattices() {
+    for (precision, kernel) in [
+        (Precision::Tf32, "halo_gemm_5x64x1x2x1x4"),
+        (Precision::Ieee, "halo_gemm_f16_0x64x1x2x1x4"),
+        (Precision::Ieee, "halo_gemm_bf16_0x64x1x2x1x4"),
+    ] {
+        passes_by(precision, Some(Algorithm::HaloGemm), Some(kernel));
+    }
+}
+
 /// Gradients of two fp16, likewise.
 #[test]
 fn two_fp16_in_ieee() {

@@ -399,7 +399,7 @@ impl Plan {
         }
     }
 
-    /// The one of them that is expected to be the fastest of those that launch a kernel, by the name of its function. That of
+    /// The one of them that is expected to be the fastest of those that launch a kernel, by the name of its function or of a variant. That of
     /// gradients is chosen as if both of the convolution's were wanted: one alone has the same bits.
     ///
     /// # Errors
@@ -482,7 +482,7 @@ impl Plan {
         self.seconds
     }
 
-    /// Whether it launches a kernel, by the name of its function.
+    /// Whether it launches a kernel, by the name of its function or of a variant.
     pub fn launches(&self, kernel: &str) -> bool {
         self.steps.iter().any(|step| step.launches(kernel))
     }

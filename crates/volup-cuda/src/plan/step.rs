@@ -97,9 +97,9 @@ impl Step {
         Step::Launch { variant, grid, shared: 0, arguments, overlap: false }
     }
 
-    /// Whether it launches a kernel, by the name of its function.
+    /// Whether it launches a kernel, by the name of its function or of the variant.
     pub(super) fn launches(&self, kernel: &str) -> bool {
-        matches!(self, Step::Launch { variant, .. } if variant.entry == kernel)
+        matches!(self, Step::Launch { variant, .. } if [variant.entry, variant.name].contains(&kernel))
     }
 
     /// Whether it launches a kernel in CUDA C++, which lets others start while it runs.
