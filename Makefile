@@ -43,9 +43,14 @@ test: test-rust test-python
 test-rust:
 	cargo test --workspace --locked
 
-test-python: cli wheel
-	$(BIN)/pip install --quiet --force-reinstall --no-deps target/wheels/*.whl
-	VOLUP_CLI=$(abspath $(CLI)) $(BIN)/python -m pytest python/tests --quiet
+# Python's tests take the command line and a wheel as Rust's tests are compiled: with the checks, and far sooner than a release.
+TESTED := target/debug
+test-python: $(VENV)/ready
+	cargo test --workspace --locked --test commands --no-run
+	rm -rf $(TESTED)/wheels
+	$(BIN)/maturin build --quiet --locked --manifest-path python/Cargo.toml --out $(TESTED)/wheels
+	$(BIN)/pip install --quiet --force-reinstall --no-deps $(TESTED)/wheels/*.whl
+	VOLUP_CLI=$(abspath $(TESTED)/volup) $(BIN)/python -m pytest python/tests --quiet
 
 # A stale wheel would be installed beside the new one.
 wheel: $(VENV)/ready
@@ -104,7 +109,7 @@ kernels-check: target/kernels/debug/volup-kernels
 	$(if $(CHECKED_ARCHS),$(KERNELS_TOOL) --arch $(CHECKED_ARCHS) --out target/kernels/check)
 # What runs as PTX is for Hopper; what of it there is not yet is made for it.
 	VOLUP_PTX=$(abspath target/kernels/check/sm_90) VOLUP_PTX_TOOL=$(abspath target/kernels/debug/volup-kernels) \
-		$(TOOLCHAIN) cargo test --locked --workspace --lib emulated
+		$(if $(CHECKED_ARCHS),,VOLUP_PTX_FEW=1) $(TOOLCHAIN) cargo test --workspace --locked emulated
 
 emulate: kernels
 	VOLUP_PTX=$(abspath $(KERNELS)/cubins/sm_90) cargo test --release --locked --package volup-cuda --lib emulated \
