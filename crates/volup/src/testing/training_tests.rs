@@ -279,7 +279,12 @@ fn wrong_gradients_fail_where_they_are_wrong() {
         (M::TakesAnyGradient, "accepts a gradient of another"),
         (M::TakesMissingStatistics, "accepts no mean"),
     ] {
-        let failure = suite(&ReferenceEngine { mistake }, &cases());
+        let engine = ReferenceEngine { mistake };
+        // Long sums, of which the oracle takes its time, are there for the one that they find.
+        let failure = match mistake {
+            M::RunningSums => suite(&engine, &cases()),
+            _ => errors(&engine).and_then(|()| table(&engine, &cases())),
+        };
         let failure = failure.expect_err(&format!("{mistake:?} passes"));
         assert!(failure.contains(found), "{mistake:?}: {failure}");
         println!("{mistake:?}: {failure}");
