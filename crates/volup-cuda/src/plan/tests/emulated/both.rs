@@ -41,11 +41,10 @@ fn each(rows: &[i64], what: impl Fn(&Emulated, &Case, u64)) {
 
 #[test]
 fn both_gradients_of_two_fp16() {
-    for rows in [256, 128] {
+    for (turn, rows) in [256, 128].into_iter().enumerate() {
         each(&[rows], |engine, case, seed| {
-            for fill in Fill::ALL {
-                check_gradients(engine, case, DType::F32, fill, seed).unwrap_or_else(|what| panic!("{what}"));
-            }
+            let fill = Fill::ALL[(seed as usize + turn) % 2];
+            check_gradients(engine, case, DType::F32, fill, seed).unwrap_or_else(|what| panic!("{what}"));
         });
     }
 }
