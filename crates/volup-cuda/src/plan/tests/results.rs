@@ -10,7 +10,7 @@ use super::shuffle;
 use super::{FORMATS, fits, launches, planned, some_of};
 use crate::plan::{Argument, Buffer, Plan, Request, Step, Task};
 use crate::{Algorithm, DeviceInfo, Variant};
-use std::cell::Cell;
+use std::cell::{Cell, OnceCell};
 use std::collections::BTreeSet;
 use std::panic::AssertUnwindSafe;
 use volup::reference::{Expected, forward};
@@ -26,7 +26,8 @@ pub struct Example {
     dtype: DType,
     input: Tensor,
     parameters: Parameters,
-    expected: Expected,
+    /// The result, once it is asked for.
+    expected: OnceCell<Expected>,
     /// How many plans have been run: every second one's weight is packed before, if it is packed.
     runs: Cell<usize>,
 }
@@ -42,8 +43,8 @@ impl Example {
         let [bias, norm_weight, norm_bias] = [parameters.bias, parameters.norm_weight, parameters.norm_bias]
             .map(|tensor| tensor.map(|tensor| of(tensor.shape(), tensor.to_f64())));
         let parameters = Parameters { weight, bias, norm_weight, norm_bias };
-        let expected = forward(&case.block, &case.geometry(), &parameters, &input, ROUNDOFF);
-        Example { case: case.clone(), dtype, input, parameters, expected, runs: Cell::new(0) }
+        let (case, expected) = (case.clone(), OnceCell::new());
+        Example { case, dtype, input, parameters, expected, runs: Cell::new(0) }
     }
 
     /// Whether one kernel would have to compute two activations: the definition's.
@@ -99,7 +100,10 @@ impl Example {
         let guarded =
             launches(done).into_iter().filter(|call| call.has("guarded") && call.int("guarded") == 1);
         let needed = guarded.filter(|call| is_needed(call, &machine)).count() > 0;
-        (compare(&self.expected, &output), needed)
+        let expected = self.expected.get_or_init(|| {
+            forward(&self.case.block, &self.case.geometry(), &self.parameters, &self.input, ROUNDOFF)
+        });
+        (compare(expected, &output), needed)
     }
 }
 
@@ -192,7 +196,7 @@ fn more() -> [Case; 5] {
 /// Cases of strides so wide that shared memory holds no row block of `box_gemm`.
 const TOO_WIDE: [&str; 3] = ["op-past-reach", "s-far-over-k", "s-huge"];
 
-/// Runs all planned cases of the table on a device's kernels, each in half of the formats.
+/// Runs all planned cases of the table on a device's kernels, each in a quarter of the formats, another one of each precision.
 fn check(
     device: &DeviceInfo,
     choice: Option<Choice>,
@@ -207,7 +211,7 @@ fn check(
         let example = Example::new(case, dtype, |_, _| {});
         for (turn, &precision) in (index..).zip(precisions) {
             let [first, last] = FORMATS;
-            for &formats in some_of(&[[first; 2], [first, last], [last, first], [last; 2]], 2, turn) {
+            for &formats in some_of(&[[first; 2], [first, last], [last, first], [last; 2]], 4, turn) {
                 // The input's format matters to the pack alone.
                 if choice.is_some() && formats[0] != formats[1] {
                     continue;
@@ -331,7 +335,7 @@ fn box_gemm_computes_the_definition_however_rows_are_cut() {
             let request = example.request(Algorithm::BoxGemm, Precision::Ieee, [format; 2]);
             let mut plans = Plan::candidates(&request, &hopper, &variants, usize::MAX).unwrap();
             plans.retain(|plan| plan.algorithm == Algorithm::BoxGemm);
-            for plan in some_of(&plans, 2, turn) {
+            for plan in some_of(&plans, 4, turn) {
                 println!("{case}; {dtype}, {format}; {plan}");
                 let (deviation, _) = example.run(plan, &request);
                 assert!(deviation.is_ok(), "{deviation}");
@@ -339,7 +343,7 @@ fn box_gemm_computes_the_definition_however_rows_are_cut() {
             }
         }
     }
-    assert!(found > 500, "{found}");
+    assert!(found > 250, "{found}");
 }
 
 #[test]

@@ -5,6 +5,7 @@ use super::manifest::{devices, variants_for};
 use super::{FORMATS, contracts, fits, gradient, launches};
 use crate::plan::{Buffer, Plan, Request, Task};
 use crate::{Algorithm, DeviceInfo, Variant};
+use std::cell::OnceCell;
 use std::collections::BTreeSet;
 use volup::reference::{Expected, backward, forward, forward_for_training, statistics};
 use volup::testing::{Case, Fill, cases, compare, random_case, tensor};
@@ -69,7 +70,8 @@ pub struct Example {
     convolution: Expected,
     output: Expected,
     saved: Saved<Tensor>,
-    gradients: Gradients<Expected>,
+    /// Once they are asked for.
+    gradients: OnceCell<Gradients<Expected>>,
 }
 
 impl Example {
@@ -100,15 +102,23 @@ impl Example {
             }
             saved.convolution = Some(stored);
         }
-        let gradients = backward(block, &geometry, &parameters, &input, &saved, &grad_output, ROUNDOFF);
-        let case = case.clone();
+        let (case, gradients) = (case.clone(), OnceCell::new());
         Example { case, dtype, input, parameters, grad_output, convolution, output, saved, gradients }
+    }
+
+    fn gradients(&self) -> &Gradients<Expected> {
+        let Example { case, input, parameters, grad_output, saved, .. } = self;
+        self.gradients.get_or_init(|| {
+            backward(&case.block, &case.geometry(), parameters, input, saved, grad_output, ROUNDOFF)
+        })
     }
 
     /// The same where elements of the weight's gradient are held to the largest of their channel of the input and so many neighbouring ones
     /// of the gradient.
     pub fn together(mut self, channels: usize) -> Example {
-        let weight = self.gradients.weight.as_mut().expect("a gradient");
+        self.gradients();
+        let gradients = self.gradients.get_mut().expect("gradients");
+        let weight = gradients.weight.as_mut().expect("a gradient");
         let taps: usize = self.case.block.conv().kernel_size().iter().product();
         for bounds in weight.bounds.chunks_mut(channels * taps) {
             let most = bounds.iter().copied().fold(0.0, f64::max);
@@ -192,7 +202,7 @@ impl Example {
             let width = self.dtype.accumulator().size();
             tensor.iter().for_each(|tensor| machine.fill(buffer, width, &tensor.to_f64()));
         }
-        let Gradients { input, weight, bias, norm_weight, norm_bias } = &self.gradients;
+        let Gradients { input, weight, bias, norm_weight, norm_bias } = self.gradients();
         let vector = [request.geometry.conv().out_channels()];
         let (of_input, of_weight) = (request.geometry.input_shape(), request.geometry.conv().weight_shape());
         let gradients = [
