@@ -35,7 +35,7 @@ pub(super) struct Between {
 }
 
 impl Between {
-    /// Of a kernel that is for it, if it is for that problem, whose rows are `pw` to a line of one position each.
+    /// Of a kernel that is for it, if it is for that problem. A row is one position.
     pub(super) fn of(
         context: Context<'_>,
         kernel: &Variant,
@@ -43,8 +43,8 @@ impl Between {
         axes: &[PhaseAxis; 3],
     ) -> Option<Between> {
         let request = context.request;
-        let (bytes, sample) = (request.dtype.size(), request.geometry.output_shape());
-        let [_, channels, depth, height, width] = sample;
+        let bytes = request.dtype.size();
+        let [_, channels, depth, height, width] = request.geometry.output_shape();
         let [d, h, w] = lattices;
         let (activation, _) = activation_code(epilogue(&request.block)[0]);
         let apart = h.step > 1 && h.axis.stride == 1 && w.axis.stride == 1;
