@@ -189,7 +189,7 @@ const ROWS: &[(&str, &str, &str)] = &[
     ("s2-p1-op1", "3x4x5, 4>6, k 3, s 2, p 1, op 1", "exactly twice the size"),
     ("s2-d2", "3x4x5, 4>6, k 3, s 2, d 2, bias", "7 of 8 phases have no tap"),
     ("s2-p1-d2", "4x5x6, 4>6, k 3, s 2, p 1, d 2", "padding moves the one phase that has taps"),
-    ("s2-d2-lines", "n 2, 3x20x33, 9>5, k 3, s 2, p 1, d 2, bias, relu", "lines of sectors, of which every second one has taps"),
+    ("s2-d2-lines", "n 2, 2x9x17, 5>3, k 3, s 2, p 1, d 2, bias, relu", "lines of sectors, of which every second one has taps"),
     ("s4-d2", "2x3x2, 3>4, k 3, s 4, d 2, p 1, bias", "a common factor less than the stride: half of the phases are empty"),
     ("s2-d3", "3x4x3, 3>4, k 3, s 2, d 3, p 2, op 1", "coprime stride and dilation: no phase is empty, offsets jump"),
     ("s3-d2", "2x3x2, 3>4, k 4, s 3, d 2, p 1, op 2", "the same with the stride the larger"),
