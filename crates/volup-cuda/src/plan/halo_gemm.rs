@@ -399,7 +399,7 @@ impl<'a> Halo<'a> {
         let parts_of_batch = geometry.batch().div_ceil(batch);
 
         let rows = batch.checked_mul(positions)?;
-        let advance = fold.map(|fold| fold.advance).or(between.map(|between| between.advance)).unwrap_or(bm);
+        let advance = advance(kernel, fold, between);
         let row_tiles = rows.div_ceil(advance);
         let a_rows = lead + row_tiles * advance + bm - advance + tail;
         let [_, y_channels, ..] = geometry.output_shape();
@@ -639,8 +639,7 @@ impl<'a> Halo<'a> {
 
     /// Rows from a tile to the next.
     fn advance(&self) -> usize {
-        let advance = self.fold.map(|fold| fold.advance).or(self.between.map(|between| between.advance));
-        advance.unwrap_or(tile_rows(self.kernel))
+        advance(self.kernel, self.fold, self.between)
     }
 
     /// Panels of a slice.
@@ -652,6 +651,12 @@ impl<'a> Halo<'a> {
     fn outputs(&self) -> usize {
         self.block * self.axes[2].axis.stride
     }
+}
+
+/// Rows from a tile to the next, of a kernel that may leave some to the one after it.
+fn advance(kernel: &Variant, fold: Option<Fold>, between: Option<Between>) -> usize {
+    let advance = fold.map(|fold| fold.advance).or(between.map(|between| between.advance));
+    advance.unwrap_or(tile_rows(kernel))
 }
 
 /// The share of time that so many blocks are busy with tiles of phases along depth and height, each of so many rows and column

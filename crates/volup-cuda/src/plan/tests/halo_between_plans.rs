@@ -1,7 +1,7 @@
 //! What plans of `halo_gemm` compute that write outputs on a lattice with what is between them, and where they apply.
 
 use super::manifest::with_multiprocessors;
-use super::results::{Example, kernels, unnoticed_of};
+use super::results::{Example, kernels, plans_of_kind, unnoticed_of};
 use super::{FORMATS, launches, some_of};
 use crate::plan::{Plan, Request};
 use crate::{Algorithm, DeviceInfo, Variant};
@@ -28,9 +28,7 @@ fn own() -> Vec<Case> {
 
 /// The plans of this kind.
 fn plans(request: &Request, device: &DeviceInfo, variants: &[&Variant]) -> Vec<Plan> {
-    let mut plans = Plan::candidates(request, device, variants, usize::MAX).expect("plans");
-    plans.retain(|plan| plan.to_string().contains("with what is between"));
-    plans
+    plans_of_kind(request, device, variants, |plan| plan.to_string().contains("with what is between"))
 }
 
 #[test]

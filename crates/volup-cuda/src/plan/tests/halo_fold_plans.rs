@@ -1,7 +1,7 @@
 //! What plans of `halo_gemm` compute whose columns are the taps along width, and where they apply.
 
 use super::manifest::with_multiprocessors;
-use super::results::{Example, kernels, unnoticed_of};
+use super::results::{Example, kernels, plans_of_kind, unnoticed_of};
 use super::{FORMATS, launches, some_of};
 use crate::plan::{Plan, Request};
 use crate::{Algorithm, DeviceInfo, Variant};
@@ -24,9 +24,7 @@ fn own() -> Vec<Case> {
 
 /// The plans of this kind.
 fn plans(request: &Request, device: &DeviceInfo, variants: &[&Variant]) -> Vec<Plan> {
-    let mut plans = Plan::candidates(request, device, variants, usize::MAX).expect("plans");
-    plans.retain(|plan| plan.to_string().contains("taps as columns"));
-    plans
+    plans_of_kind(request, device, variants, |plan| plan.to_string().contains("taps as columns"))
 }
 
 /// Of each case those that differ in kernel, and in what is together in a stage or stays.

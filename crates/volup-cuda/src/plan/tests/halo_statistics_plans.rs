@@ -1,7 +1,7 @@
 //! What plans of `halo_gemm` compute that take statistics of what they write, or normalize it, and where they apply.
 
 use super::manifest::with_multiprocessors;
-use super::results::{Example, kernels, unnoticed_of};
+use super::results::{Example, kernels, plans_of_kind, unnoticed_of};
 use super::{FORMATS, launches, some_of};
 use crate::plan::{Plan, Request};
 use crate::{Algorithm, DeviceInfo, Variant};
@@ -29,12 +29,10 @@ fn own() -> Vec<Case> {
 
 /// The plans of this kind.
 fn plans(request: &Request, device: &DeviceInfo, variants: &[&Variant]) -> Vec<Plan> {
-    let mut plans = Plan::candidates(request, device, variants, usize::MAX).expect("plans");
-    plans.retain(|plan| {
+    plans_of_kind(request, device, variants, |plan| {
         let text = plan.to_string();
         text.starts_with("halo_gemm") && text.contains("with statistics")
-    });
-    plans
+    })
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! What plans of `halo_sweep` compute, and where they apply.
 
 use super::manifest::with_multiprocessors;
-use super::results::{Example, kernels, unnoticed_of};
+use super::results::{Example, kernels, plans_of_kind, unnoticed_of};
 use super::{FORMATS, launches, some_of};
 use crate::plan::{Plan, Request};
 use crate::{Algorithm, DeviceInfo, Variant};
@@ -33,9 +33,7 @@ fn own() -> Vec<Case> {
 
 /// The plans of this kind.
 fn plans(request: &Request, device: &DeviceInfo, variants: &[&Variant]) -> Vec<Plan> {
-    let mut plans = Plan::candidates(request, device, variants, usize::MAX).expect("plans");
-    plans.retain(|plan| plan.to_string().contains("halo_gemm sweep"));
-    plans
+    plans_of_kind(request, device, variants, |plan| plan.to_string().contains("halo_gemm sweep"))
 }
 
 /// Of each case those that differ in kernel, in chunks, in what stays, and in who packs.

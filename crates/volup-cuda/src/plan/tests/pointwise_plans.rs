@@ -1,7 +1,7 @@
 //! What plans of `pointwise` compute, and where they apply.
 
 use super::manifest::with_multiprocessors;
-use super::results::{Example, kernels, unnoticed_of};
+use super::results::{Example, kernels, plans_of_kind, unnoticed_of};
 use super::{FORMATS, launches, pointwise};
 use crate::plan::{Plan, Request};
 use crate::{Algorithm, DeviceInfo, Variant};
@@ -35,9 +35,7 @@ pub fn own() -> Vec<Case> {
 }
 
 fn plans(request: &Request, device: &DeviceInfo, variants: &[&Variant]) -> Vec<Plan> {
-    let mut plans = Plan::candidates(request, device, variants, usize::MAX).expect("plans");
-    plans.retain(|plan| plan.algorithm == Algorithm::Pointwise);
-    plans
+    plans_of_kind(request, device, variants, |plan| plan.algorithm == Algorithm::Pointwise)
 }
 
 #[test]

@@ -193,6 +193,17 @@ fn more() -> [Case; 5] {
     })
 }
 
+/// The plans of a request that are of some kind.
+pub fn plans_of_kind(
+    request: &Request,
+    device: &DeviceInfo,
+    variants: &[&Variant],
+    is_one: impl Fn(&Plan) -> bool,
+) -> Vec<Plan> {
+    let plans = Plan::candidates(request, device, variants, usize::MAX).expect("plans");
+    plans.into_iter().filter(is_one).collect()
+}
+
 /// Cases of strides so wide that shared memory holds no row block of `box_gemm`.
 const TOO_WIDE: [&str; 3] = ["op-past-reach", "s-far-over-k", "s-huge"];
 
@@ -335,7 +346,7 @@ fn box_gemm_computes_the_definition_however_rows_are_cut() {
             let request = example.request(Algorithm::BoxGemm, Precision::Ieee, [format; 2]);
             let mut plans = Plan::candidates(&request, &hopper, &variants, usize::MAX).unwrap();
             plans.retain(|plan| plan.algorithm == Algorithm::BoxGemm);
-            for plan in some_of(&plans, 4, turn) {
+            for plan in some_of(&plans, 2, turn) {
                 println!("{case}; {dtype}, {format}; {plan}");
                 let (deviation, _) = example.run(plan, &request);
                 assert!(deviation.is_ok(), "{deviation}");
@@ -343,7 +354,7 @@ fn box_gemm_computes_the_definition_however_rows_are_cut() {
             }
         }
     }
-    assert!(found > 250, "{found}");
+    assert!(found > 500, "{found}");
 }
 
 #[test]
