@@ -1,26 +1,31 @@
-//! Planning `shuffle_ring` and, for NDHWC, `shuffle_ring_last`: kernels that are their stride, of many channels in float32. The
-//! kernels' files say what the numbers mean.
+//! Planning `shuffle_ring` and, for NDHWC, `shuffle_ring_last`: kernels that are their stride, of many channels in float32; and
+//! `shuffle_ring_half`, the same of 16 bits. The kernels' files say what the numbers mean.
 
 use super::pack::Operand;
-use super::shuffle_gemm::{CACHE, CLOCK, MEMORY, MOST, SEEN, START, alike, applies, run, unit};
+use super::shuffle_gemm::{CACHE, CLOCK, MEMORY, MOST, SEEN, START, alike, applies, unit};
 use super::{Argument, Buffer, Context, RESERVED, SHARED, Step, bias_and_activation, push, size, strides};
 use crate::Variant;
 use std::fmt;
 use volup::{MemoryFormat, Result};
 
-/// Channels of a stage; elements that stand between its lines, of NDHWC between positions.
+/// Channels of a stage, and of one of 16 bits; bytes that stand between its lines, and of NDHWC between positions of float32.
 const CHUNK: usize = 32;
-const PAD: usize = 4;
-const POSITION_PAD: usize = 8;
+const CHUNK_OF_HALF: usize = 64;
+const PAD: usize = 16;
+const POSITION_PAD: usize = 32;
 /// The most stages, and the fewest beside weights that stay.
 const STAGES: usize = 16;
 const FEWEST: usize = 4;
 
-/// Clocks of a block for a stage and for what it writes, and more for each 64 rows by 64 positions; of a stage of two parts.
+/// Clocks of a block for a stage and for what it writes, and more for each 64 rows by 64 positions; of a stage of two parts, and of
+/// 16 bits, where it matters which format is written.
 const STAGE: [f64; 2] = [400.0, 245.0];
 const STAGE_OF_PARTS: [f64; 2] = [295.0, 940.0];
+const STAGE_OF_HALF: [f64; 2] = [320.0, 220.0];
 const WRITE: [f64; 2] = [850.0, 425.0];
-/// What blocks of NDHWC that take several items were seen to take of that.
+const WRITE_OF_HALF: [f64; 2] = [1000.0, 500.0];
+const WRITE_OF_HALF_LAST: [f64; 2] = [575.0, 390.0];
+/// What blocks of NDHWC in float32 that take several items were seen to take of that.
 const SEVERAL_LAST: f64 = 1.085;
 /// Seconds that blocks have what they start with sooner than those of `shuffle_gemm`.
 const SOONER: f64 = 1.2e-6;
@@ -30,7 +35,7 @@ const SOONER: f64 = 1.2e-6;
 pub(super) struct ShuffleRing<'a> {
     operand: Operand,
     kernel: &'a Variant,
-    /// Whether it is that of NDHWC.
+    /// Whether it is of NDHWC.
     last: bool,
     row_blocks: usize,
     /// Blocks of positions of a sample.
@@ -62,8 +67,8 @@ fn tile(kernel: &Variant) -> [usize; 2] {
 }
 
 impl<'a> ShuffleRing<'a> {
-    /// Every plan, where `shuffle_gemm` applies, of whole stages and copies of 16 bytes: for NCDHW with a stride of 2 along width,
-    /// for NDHWC with as many taps as a kernel has, and whole warps of rows.
+    /// Every plan, where `shuffle_gemm` applies, of whole stages (of 16 bits any) and copies of 16 bytes: for NCDHW with a stride of 2 along width,
+    /// for NDHWC with as many taps as a kernel has (of 16 bits 8), and whole warps of rows.
     pub(super) fn all(context: Context<'a>) -> Vec<ShuffleRing<'a>> {
         let Some((operand, _)) = applies(context).filter(|_| alike(context)) else { return Vec::new() };
         let (geometry, conv) = (&context.request.geometry, context.request.geometry.conv());
@@ -71,28 +76,44 @@ impl<'a> ShuffleRing<'a> {
         let volume: usize = geometry.input_shape()[2..].iter().product();
         let taps = conv.stride().iter().product::<usize>();
         let rows = conv.out_channels() * taps;
-        let whole = conv.in_channels().is_multiple_of(CHUNK)
-            && unit(4 * rows) == 16
-            && (last || conv.stride()[2] == 2 && unit(4 * volume) == 16);
-        if !whole {
+        let bytes = context.request.dtype.size();
+        let half = operand == Operand::Half;
+        let run = if last { conv.in_channels() } else { volume };
+        let vectors = [rows, run].into_iter().all(|run| unit(bytes * run) == 16);
+        let chunks = half || conv.in_channels().is_multiple_of(CHUNK);
+        if !vectors || !chunks || !last && conv.stride()[2] != 2 {
             return Vec::new();
         }
-        let types = operand.types(context);
         let is_it = |kernel: &&Variant| {
+            let formats = if half { [kernel.param("LAST") == Some(1), last] } else { [false; 2] };
+            let kernel_taps = if half { 8 } else { kernel.param("TAPS").unwrap_or(0) as usize };
             kernel.param("KIND") == Some(operand.kind())
-                && (!last || size(kernel, "TAPS") == taps && rows.is_multiple_of(size(kernel, "WARP_ROWS")))
+                && formats[0] == formats[1]
+                && (!last || kernel_taps == taps && rows.is_multiple_of(size(kernel, "WARP_ROWS")))
         };
-        let name = if last { "shuffle_ring_last" } else { "shuffle_ring" };
+        let name = match (half, last) {
+            (true, _) => "shuffle_ring_half",
+            (false, true) => "shuffle_ring_last",
+            (false, false) => "shuffle_ring",
+        };
+        let types = operand.types(context);
         let kernels = context.kernels(name, &types).filter(is_it);
-        kernels.filter_map(|kernel| ShuffleRing::new(context, operand, kernel)).collect()
+        kernels.filter_map(|kernel| ShuffleRing::new(context, operand, kernel, last)).collect()
     }
 
-    fn new(context: Context<'a>, operand: Operand, kernel: &'a Variant) -> Option<ShuffleRing<'a>> {
+    fn new(
+        context: Context<'a>,
+        operand: Operand,
+        kernel: &'a Variant,
+        last: bool,
+    ) -> Option<ShuffleRing<'a>> {
         let (geometry, conv) = (&context.request.geometry, context.request.geometry.conv());
         let rows = conv.out_channels() * conv.stride().iter().product::<usize>();
         let volume: usize = geometry.input_shape()[2..].iter().product();
         let [tile_rows, positions] = tile(kernel);
-        let (chunks, row_blocks) = (conv.in_channels() / CHUNK, rows.div_ceil(tile_rows));
+        let half = operand == Operand::Half;
+        let chunk = if half { CHUNK_OF_HALF } else { CHUNK };
+        let (chunks, row_blocks) = (conv.in_channels().div_ceil(chunk), rows.div_ceil(tile_rows));
         let pos_blocks = volume.div_ceil(positions);
         let items = geometry.batch().checked_mul(pos_blocks)?;
         if items.checked_mul(chunks)? > MOST || row_blocks > MOST / 1024 {
@@ -103,9 +124,10 @@ impl<'a> ShuffleRing<'a> {
         let turns = items.div_ceil(groups);
 
         // Weights stay where blocks take several items and enough stages of X fit beside them.
-        let last = kernel.param("TAPS").is_some();
-        let [of_lines, of_w] = [positions, tile_rows].map(|length| 4 * CHUNK * (length + PAD));
-        let of_x = if last { 4 * positions * (CHUNK + POSITION_PAD) } else { of_lines };
+        let bytes = context.request.dtype.size();
+        let [of_lines, of_w] = [positions, tile_rows].map(|length| chunk * (bytes * length + PAD));
+        let position_pad = if half { PAD } else { POSITION_PAD };
+        let of_x = if last { positions * (bytes * chunk + position_pad) } else { of_lines };
         let fixed = (16 * STAGES).next_multiple_of(128) + 8 * tile_rows + kernel.shared_bytes as usize;
         let room = (SHARED - RESERVED).checked_sub(fixed)?;
         let beside = room.saturating_sub(chunks * of_w) / of_x;
@@ -118,15 +140,20 @@ impl<'a> ShuffleRing<'a> {
         let w_stages = if kept { chunks } else { stages };
         let shared = (16 * stages).next_multiple_of(128) + stages * of_x + w_stages * of_w + 8 * tile_rows;
 
-        let count = |shape: [usize; 5]| 4.0 * shape.iter().map(|&size| size as f64).product::<f64>();
+        let count = |shape: [usize; 5]| bytes as f64 * shape.iter().map(|&size| size as f64).product::<f64>();
         let (x, y) = (count(geometry.input_shape()), count(geometry.output_shape()));
-        let w = 4.0 * (conv.in_channels() * rows) as f64;
+        let w = (bytes * conv.in_channels() * rows) as f64;
         let read = x * row_blocks as f64 + w * if kept { groups } else { items } as f64;
         let moved = ((x + y + w) / context.device.memory(MEMORY)).max((read + y) / CACHE);
         let squares = (tile_rows * positions) as f64 / 4096.0;
-        let stage = if operand == Operand::Tf32 { STAGE } else { STAGE_OF_PARTS };
-        let [stage, write] = [stage, WRITE].map(|[all, square]| all + square * squares);
-        let slower = if last && turns > 1 { SEVERAL_LAST } else { 1.0 };
+        let clocks = match (operand, last) {
+            (Operand::Half, false) => [STAGE_OF_HALF, WRITE_OF_HALF],
+            (Operand::Half, true) => [STAGE_OF_HALF, WRITE_OF_HALF_LAST],
+            (Operand::Tf32, _) => [STAGE, WRITE],
+            _ => [STAGE_OF_PARTS, WRITE],
+        };
+        let [stage, write] = clocks.map(|[all, square]| all + square * squares);
+        let slower = if last && !half && turns > 1 { SEVERAL_LAST } else { 1.0 };
         let turns = (turns * (row_blocks * groups).div_ceil(processors)) as f64;
         let compute = slower * turns * (chunks as f64 * stage + write) / CLOCK;
         let seconds = START - SOONER + moved.max(compute) + SEEN * moved.min(compute);
@@ -153,16 +180,19 @@ impl<'a> ShuffleRing<'a> {
         let [d, h, w] = conv.stride();
         let buffers = [Buffer::Input, Buffer::Weight, Buffer::Bias, Buffer::Output];
         let mut arguments: Vec<Argument> = buffers.map(|buffer| Argument::Pointer(buffer, 0)).into();
+        // What only some need to be told, kernels of 16 bits are told.
+        let half = self.operand == Operand::Half;
+        push(&mut arguments, half.then_some(conv.in_channels()))?;
         push(&mut arguments, [conv.out_channels(), depth * height * width, height * width, width, d, h])?;
-        push(&mut arguments, self.last.then_some(w))?;
+        push(&mut arguments, (self.last || half).then_some(w))?;
         let [x_n, ..] = strides(geometry.input_shape(), request.input_format);
         let [y_n, y_c, y_d, y_h, y_w] = strides(geometry.output_shape(), request.output_format);
         arguments.extend([x_n, y_n].map(|stride| Argument::I64(stride as i64)));
-        push(&mut arguments, [y_c, y_d, y_h].into_iter().chain(self.last.then_some(y_w)))?;
+        push(&mut arguments, [y_c, y_d, y_h].into_iter().chain((self.last || half).then_some(y_w)))?;
         push(&mut arguments, [self.chunks, self.pos_blocks, batch * self.pos_blocks])?;
         push(&mut arguments, [self.row_blocks, self.stages, usize::from(self.kept)])?;
-        let whole = i32::from(run(geometry, false).is_multiple_of(4));
-        arguments.extend((!self.last).then_some(Argument::from(whole)));
+        let whole = i32::from(width.is_multiple_of(2));
+        arguments.extend((!self.last || half).then_some(Argument::from(whole)));
         arguments.extend(bias_and_activation(request));
         let grid = [(self.row_blocks * self.groups) as u32, 1, 1];
         let (variant, shared) = (*self.kernel, self.shared as u32);

@@ -1,4 +1,4 @@
-// What `shuffle_ring` and `shuffle_ring_last` have in common: tiles, and float32 as their instructions take it.
+// What `shuffle_ring`, `shuffle_ring_last` and `shuffle_ring_half` have in common: tiles, and float32 as the instructions take it.
 
 #pragma once
 
@@ -9,22 +9,23 @@
 #include "operand.cuh"
 #include "warp_meet.cuh"
 
-#if (KIND != 1 && KIND != 3) || !defined(WARP_ROWS) || !defined(WARP_POS) || !defined(ROW_WARPS) || !defined(POS_WARPS)
-#error "KIND 1 or 3; WARP_ROWS and WARP_POS of a warp; ROW_WARPS and POS_WARPS of a block"
+#if (KIND != 0 && KIND != 1 && KIND != 3) || !defined(WARP_ROWS) || !defined(WARP_POS) || !defined(ROW_WARPS) || !defined(POS_WARPS)
+#error "KIND 0, 1 or 3; WARP_ROWS and WARP_POS of a warp; ROW_WARPS and POS_WARPS of a block"
 #endif
 
 /// Rows and positions of a block; its warps that multiply, and those that copy: a warp starts its copies one after the other.
 constexpr int ROWS = WARP_ROWS * ROW_WARPS, POS = WARP_POS * POS_WARPS, WARPS = ROW_WARPS * POS_WARPS, COPIERS = KIND == 3 ? 4 : 8;
 constexpr int THREADS = 32 * (WARPS + COPIERS);
 /// Channels of a stage, and of a matrix instruction.
-constexpr int KC = 32, STEP = 8;
+constexpr int KC = KIND == 0 ? 64 : 32, STEP = 2 * E;
 /// Elements from a channel's line of weights to the next: what a warp reads at once lies in different banks.
-constexpr int W_PITCH = ROWS + 4;
+constexpr int W_PITCH = ROWS + E;
 /// Tiles of 16 rows of a warp.
 constexpr int MT = WARP_ROWS / 16;
 /// Where no output is.
 constexpr int NOWHERE = -1;
 
+#if KIND != 0
 /// A float32 for instructions that cut it off to tf32: rounded to nearest, ties away from zero. A NaN, made positive and quiet
 /// by an addition, would become negative: the maximum keeps it.
 __device__ __forceinline__ unsigned rounded(float x) {
@@ -41,3 +42,4 @@ __device__ __forceinline__ void split(float x, unsigned (&to)[PARTS]) {
     to[0] = rounded(x);
 #endif
 }
+#endif

@@ -65,9 +65,7 @@ pub fn run(call: &Call<'_>, machine: &mut Machine) {
         "gather_gemm" => gather::run(call, machine),
         "halo_sweep" => halo_sweep::run(call, machine),
         name if name.starts_with("halo_") => halo::run(call, machine),
-        "shuffle_gemm" | "shuffle_ring" | "shuffle_ring_last" | "shuffle_wgmma" => {
-            shuffle::run(call, machine)
-        }
+        name if shuffle::KERNELS.contains(&name) => shuffle::run(call, machine),
         "implicit_gemm" => implicit::run(call, machine),
         "pointwise" => pointwise::run(call, machine),
         name if name.starts_with("interleave_") => interleave::run(call, machine),
@@ -118,9 +116,7 @@ pub fn extents(call: &Call<'_>) -> Vec<(Pointer, i64)> {
         "group_merge" => found = epilogue_statistics::extents_of_merge(call),
         name if group_norm::KERNELS.contains(&name) => found = group_norm::extents(call),
         name if name.starts_with("box_") => found = boxes::extents(call),
-        "shuffle_gemm" | "shuffle_ring" | "shuffle_ring_last" | "shuffle_wgmma" => {
-            found = shuffle::extents(call)
-        }
+        name if shuffle::KERNELS.contains(&name) => found = shuffle::extents(call),
         "implicit_gemm" => found = implicit::extents(call),
         _ if call.variant.family == "gradient" => found = gradient::extents(call),
         "gather_gemm" => found.extend(gather::extents(call)),

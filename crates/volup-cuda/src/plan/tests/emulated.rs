@@ -566,7 +566,7 @@ fn pointwise() {
 }
 
 /// Whole stages and copies, few positions and many, tiny values, and those of which some are.
-const RINGS: [&str; 7] = [
+const RINGS: [&str; 9] = [
     "n 2, 3x4x5, 32>9, k 2, s 2, bias, relu",
     "n 1, 2x3x6, 96>5, k 1x2x2, s 1x2x2",
     "n 3, 4x5x8, 64>20, k 2, s 2, leaky_relu(-0.75)",
@@ -574,6 +574,8 @@ const RINGS: [&str; 7] = [
     "n 2, 2x2x7, 160>3, k 2, s 2, bias",
     "n 3, 3x5x7, 64>24, k 2, s 2, bias, relu",
     "n 1, 3x3x5, 32>12, k 4x1x2, s 4x1x2, bias",
+    "n 3, 3x8x3, 96>32, k 2, s 2, bias, leaky_relu(0.1)",
+    "n 2, 1x4x6, 72>16, k 1x2x4, s 1x2x4, relu",
 ];
 
 #[test]
@@ -585,6 +587,7 @@ fn shuffle_ring() {
                 let fill = Fill::ALL[turn % 2];
                 let case = Case { format, ..case.clone() };
                 right(engine, &case, DType::F32, fill, seed as u64);
+                right(engine, &case, [DType::F16, DType::Bf16][seed % 2], fill, seed as u64);
                 let (input, parameters) = case.inputs(DType::F32, fill, seed as u64);
                 let layer = engine.layer(&case.block, &parameters).expect("a layer");
                 // Whatever shared memory holds before.

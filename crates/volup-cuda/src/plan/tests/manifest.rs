@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 const VARIANTS: &str = include_str!("../../../../volup-kernels/variants.toml");
 
 /// The kernels' files by family; those in CUDA C++ by kernel.
-const SOURCES: [(&str, &str); 44] = [
+const SOURCES: [(&str, &str); 45] = [
     ("block_output", include_str!("../../../../volup-kernels/src/cuda/block_output.cu")),
     ("box_gemm", include_str!("../../../../volup-kernels/src/cuda/box_gemm.cu")),
     ("box_pack_weight", include_str!("../../../../volup-kernels/src/cuda/box_pack_weight.cu")),
@@ -48,6 +48,7 @@ const SOURCES: [(&str, &str); 44] = [
     ("shuffle_gemm", include_str!("../../../../volup-kernels/src/cuda/shuffle_gemm.cu")),
     ("shuffle_gradient", include_str!("../../../../volup-kernels/src/cuda/shuffle_gradient.cu")),
     ("shuffle_ring", include_str!("../../../../volup-kernels/src/cuda/shuffle_ring.cu")),
+    ("shuffle_ring_half", include_str!("../../../../volup-kernels/src/cuda/shuffle_ring_half.cu")),
     ("shuffle_ring_last", include_str!("../../../../volup-kernels/src/cuda/shuffle_ring_last.cu")),
     ("shuffle_wgmma", include_str!("../../../../volup-kernels/src/cuda/shuffle_wgmma.cu")),
     ("weight_gradient", include_str!("../../../../volup-kernels/src/cuda/weight_gradient.cu")),
@@ -233,6 +234,7 @@ fn declared_in_cuda(variant: &Variant, source: &'static str) -> Signature {
         "pointwise" => vec!["KIND", "STRIDED", "ROWS", "VOXELS", "UNIT", "CTAS"],
         "shuffle_gradient" => vec!["KIND", "ROWS"],
         "shuffle_ring" => vec!["KIND", "WARP_ROWS", "WARP_POS", "ROW_WARPS", "POS_WARPS"],
+        "shuffle_ring_half" => vec!["KIND", "LAST", "WARP_ROWS", "WARP_POS", "ROW_WARPS", "POS_WARPS"],
         "shuffle_ring_last" => vec!["KIND", "WARP_ROWS", "WARP_POS", "ROW_WARPS", "POS_WARPS", "TAPS"],
         "shuffle_wgmma" => vec!["KIND", "MODE", "X_LAST", "Y_LAST"],
         "weight_gradient" => vec!["KIND", "WARP_M", "WARP_N", "WARPS_M", "WARPS_N", "TAPS", "CTAS"],

@@ -1,4 +1,4 @@
-//! What `shuffle_gemm`, `shuffle_ring`, `shuffle_ring_last` and `shuffle_wgmma` do, given their arguments.
+//! What `shuffle_gemm`, `shuffle_wgmma` and the kernels of many channels, `shuffle_ring` and its like, do, given their arguments.
 
 use super::contracts::{activate, activation, biased};
 use super::machine::{Call, Machine};
@@ -7,7 +7,8 @@ use super::operand::{is_out_of_range, split};
 use volup::reference;
 
 /// The kernels.
-pub const KERNELS: [&str; 4] = ["shuffle_gemm", "shuffle_ring", "shuffle_ring_last", "shuffle_wgmma"];
+pub const KERNELS: [&str; 5] =
+    ["shuffle_gemm", "shuffle_ring", "shuffle_ring_half", "shuffle_ring_last", "shuffle_wgmma"];
 /// The most shared memory that a block may have.
 const MOST_SHARED: i64 = 232_448;
 /// Channels of a stage.
@@ -32,8 +33,9 @@ type Place = [i64; 2];
 struct Layout {
     /// Whether rows are in the order of NDHWC.
     last: bool,
-    /// Whether it is the kernel of many channels for NDHWC, or that on Hopper's own matrix instructions, whose rows are in the order of y.
+    /// Whether it is a kernel of many channels for NDHWC, one of 16 bits, or that on Hopper's own matrix instructions, whose rows are in the order of y.
     ring_last: bool,
+    ring_half: bool,
     in_order: bool,
     /// Whether it is that of an NDHWC input.
     of_last: bool,
@@ -84,7 +86,7 @@ impl Layout {
             in_order,
             of_last,
             wgmma,
-            ring_last: call.kernel() == "shuffle_ring_last",
+            ring_last: is_ring_last(call),
             size,
             vector: 16 / size,
             parts,
@@ -95,7 +97,11 @@ impl Layout {
             together: if wgmma && !in_order { 2 } else { 1 },
             taps: strides.iter().product(),
             strides,
-            in_channels: if is_ring(call) { CHUNK * call.int("chunks") } else { call.int("in_channels") },
+            in_channels: match call.has("in_channels") {
+                true => call.int("in_channels"),
+                false => CHUNK * call.int("chunks"),
+            },
+            ring_half: call.kernel() == "shuffle_ring_half",
             out_channels: call.int("out_channels"),
             channels: if gemm { call.int("channels") } else { 0 },
             volume: call.int("volume"),
@@ -113,7 +119,11 @@ impl Layout {
 
     /// Channels of a stage.
     fn chunk(&self) -> i64 {
-        if self.wgmma { CHUNK / self.parts } else { CHUNK }
+        match (self.wgmma, self.ring_half) {
+            (true, _) => CHUNK / self.parts,
+            (false, true) => 2 * CHUNK,
+            _ => CHUNK,
+        }
     }
 
     fn samples(&self) -> i64 {
@@ -160,9 +170,12 @@ impl Layout {
     /// The neighbours that each lane writes, `whole` at once or not.
     fn neighbours(&self, whole: bool) -> Vec<Vec<Place>> {
         if self.ring_last {
-            let first = (0..self.rows).filter(|row| row / self.taps % 4 == 0);
+            let side_by_side = self.vector;
+            let first = (0..self.rows).filter(|row| row / self.taps % side_by_side == 0);
             let all = first.flat_map(|row| (0..self.positions).map(move |position| [row, position]));
-            return all.map(|[row, p]| (0..4).map(|e| [row + e * self.taps, p]).collect()).collect();
+            let of_lane =
+                |[row, p]: Place| (0..side_by_side).map(|e| [row + e * self.taps, p]).collect::<Vec<_>>();
+            return all.map(of_lane).collect();
         }
         let (row_step, pos_step) = match (self.last, self.strides[2]) {
             (true, _) => (4, 1),
@@ -187,9 +200,14 @@ fn is_wgmma(call: &Call<'_>) -> bool {
     call.kernel() == "shuffle_wgmma"
 }
 
-/// Whether it is the kernel of many channels.
+/// Whether it is a kernel of many channels.
 fn is_ring(call: &Call<'_>) -> bool {
-    ["shuffle_ring", "shuffle_ring_last"].contains(&call.kernel())
+    call.kernel().starts_with("shuffle_ring")
+}
+
+/// Whether it is one of those for NDHWC.
+fn is_ring_last(call: &Call<'_>) -> bool {
+    call.kernel() == "shuffle_ring_last" || call.kernel() == "shuffle_ring_half" && call.size("LAST") == 1
 }
 
 /// Whether it is the kernel of all layouts and strides.
@@ -201,7 +219,7 @@ fn is_gemm(call: &Call<'_>) -> bool {
 fn whole(call: &Call<'_>) -> i64 {
     match call.kernel() {
         "shuffle_wgmma" => call.int("how"),
-        "shuffle_ring_last" => 1,
+        _ if is_ring_last(call) => 1,
         _ => call.int("whole"),
     }
 }
@@ -210,7 +228,7 @@ fn whole(call: &Call<'_>) -> i64 {
 fn mode(call: &Call<'_>) -> i64 {
     match call.kernel() {
         "shuffle_wgmma" => call.size("MODE"),
-        "shuffle_ring" | "shuffle_ring_last" => 0,
+        _ if is_ring(call) => 0,
         _ => call.int("mode"),
     }
 }
@@ -266,7 +284,7 @@ pub fn check(call: &Call<'_>) {
 
     match call.kernel() {
         "shuffle_wgmma" => check_wgmma(call, &layout),
-        "shuffle_ring" | "shuffle_ring_last" => check_ring(call, &layout),
+        _ if is_ring(call) => check_ring(call, &layout),
         _ => check_gemm(call, &layout),
     }
     let own = i64::from(call.variant.shared_bytes);
@@ -340,7 +358,7 @@ fn check_gemm(call: &Call<'_>, layout: &Layout) {
     assert!(any || divides(w_unit, layout.all_rows()), "{w_unit} bytes of w: {what}");
 }
 
-/// What `shuffle_ring` and `shuffle_ring_last` are.
+/// What the kernels of many channels are.
 fn check_ring(call: &Call<'_>, layout: &Layout) {
     let what = call.variant.name;
     let warps = call.size("ROW_WARPS") * layout.places;
@@ -349,16 +367,20 @@ fn check_ring(call: &Call<'_>, layout: &Layout) {
     let [chunks, stages, kept, x_n] = call.ints(["chunks", "stages", "kept", "x_n"]);
     assert!(stages > 0 && [0, 1].contains(&kept), "{stages} stages of {what}");
     let w_stages = if kept == 1 { chunks } else { stages };
-    let of_x = if layout.ring_last { layout.positions * 5 / 4 } else { layout.positions + 4 };
-    let lines = stages * of_x + w_stages * (layout.rows + 4);
+    let (size, vector, chunk) = (layout.size, layout.vector, layout.chunk());
+    let of_x =
+        if layout.ring_last { layout.positions * (chunk + 8) } else { chunk * (layout.positions + vector) };
+    let elements = stages * of_x + w_stages * chunk * (layout.rows + vector);
     let barriers = (16 * stages + 127) / 128 * 128;
-    assert_eq!(call.shared, barriers + 4 * CHUNK * lines + 8 * layout.rows, "{what}");
-    assert!([x_n, layout.all_rows()].iter().all(|run| run % 4 == 0), "copies of {what}");
+    assert_eq!(call.shared, barriers + size * elements + 8 * layout.rows, "{what}");
+    assert!([x_n, layout.all_rows()].iter().all(|run| run % vector == 0), "copies of {what}");
     if layout.ring_last {
-        assert!(layout.taps == call.size("TAPS") && 8 % layout.taps == 0, "{} taps of {what}", layout.taps);
+        let taps = if size == 2 { 8 } else { call.size("TAPS") };
+        assert!(layout.taps == taps && 8 % taps == 0, "{} taps of {what}", layout.taps);
         assert_eq!(layout.all_rows() % call.size("WARP_ROWS"), 0, "{what}");
+        assert_eq!(layout.in_channels % vector, 0, "copies of {what}");
     } else {
-        assert!(layout.volume % 4 == 0, "copies of {what}");
+        assert!(layout.volume % vector == 0, "copies of {what}");
         assert!(call.int("whole") == 0 || call.int("width") % 2 == 0, "{what}");
     }
 }

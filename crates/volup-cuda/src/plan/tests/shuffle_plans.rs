@@ -10,7 +10,7 @@ use volup::testing::{Case, cases};
 use volup::{Activation, DType, MemoryFormat, Precision};
 
 /// What the table has not, and why.
-const ROWS: [(&str, &str); 23] = [
+const ROWS: [(&str, &str); 24] = [
     (
         "n 3, 4x6x10, 40>20, k 2, s 2, bias, relu, gn 5, leaky_relu(0.1)",
         "blocks that take many, all that follows",
@@ -33,7 +33,7 @@ const ROWS: [(&str, &str); 23] = [
         "two chunks, several items of a sample",
     ),
     (
-        "n 3, 6x5x6, 64>20, k 2, s 2, bias, leaky_relu(0.3)",
+        "n 3, 6x4x6, 64>24, k 2, s 2, bias, leaky_relu(0.3)",
         "stages of whole chunks, blocks that take several",
     ),
     ("n 2, 4x4x5, 32>10, k 3x1x2, s 3x1x2, bias, gn 5", "the same with odd lines, few channels of y"),
@@ -46,6 +46,7 @@ const ROWS: [(&str, &str); 23] = [
     ("n 2, 2x2x64, 9>5, k 1x2x2, s 1x2x2, bias, gn 5, relu", "lines that are stored together, one of a part"),
     ("n 1, 1x2x128, 17>3, k 2x1x2, s 2x1x2, bias, leaky_relu(0.2)", "lines that are stored in parts"),
     ("n 1, 1x2x32, 5>3, k 1x3x2, s 1x3x2, relu, gn 3", "lines that are stored one by one"),
+    ("n 2, 4x2x5, 96>32, k 2, s 2, bias", "many channels, odd lines, whole vectors of channels"),
 ];
 
 pub fn own() -> Vec<Case> {
@@ -197,8 +198,7 @@ fn shuffle_gemm_computes_the_definition() {
 fn shuffle_gemm_computes_the_definition_with_a_single_kernel() {
     fn is(kernel: &Variant, sizes: [i64; 3]) -> bool {
         let of = ["WARP_ROWS", "ROW_WARPS", "POS_WARPS"].map(|name| kernel.param(name));
-        !["shuffle_ring", "shuffle_ring_last", "shuffle_wgmma"].contains(&kernel.entry)
-            && (kernel.entry != "shuffle_gemm" || of == sizes.map(Some))
+        !kernel.entry.starts_with("shuffle_") || kernel.entry == "shuffle_gemm" && of == sizes.map(Some)
     }
     let [long, few] = [132, 2].map(with_multiprocessors);
     // Plans at least, and whether there are such as compute everything twice.
@@ -428,12 +428,22 @@ fn a_wrong_argument_shows() {
                    stages kept whole has_bias activation";
     let of_ring_last = "out_channels volume plane width d_stride h_stride w_stride x_n y_n y_c y_d y_h y_w chunks pos_blocks \
                         items row_blocks stages kept has_bias activation";
-    let of_each = [("shuffle_ring", of_ring), ("shuffle_ring_last", of_ring_last)];
-    for (format, wrong) in FORMATS.into_iter().zip(of_each) {
+    let half = Example::new(&case, DType::Bf16, |_, _| {});
+    let [of_half, of_half_last] = [of_ring, of_ring_last].map(|wrong| {
+        let kernel = "shuffle_ring_half";
+        [(kernel, wrong), (kernel, "in_channels")]
+    });
+    let [first, last] = FORMATS;
+    for (example, format, wrong) in [
+        (&example, first, &[("shuffle_ring", of_ring)][..]),
+        (&example, last, &[("shuffle_ring_last", of_ring_last)]),
+        (&half, first, &of_half),
+        (&half, last, &of_half_last),
+    ] {
         let request = example.request(Algorithm::ShuffleRing, Precision::Tf32, [format; 2]);
         let plan = Plan::new(&request, &device, &variants).unwrap();
         assert_eq!(plan.algorithm, Algorithm::ShuffleRing);
-        let unnoticed = unnoticed_of(&example, &request, &plan, &[wrong]);
+        let unnoticed = unnoticed_of(example, &request, &plan, wrong);
         assert!(unnoticed.is_empty(), "{unnoticed:?} may be wrong: {plan}");
     }
     // Where lines are odd, and channels no multiple of four, neighbours do not lie side by side.
