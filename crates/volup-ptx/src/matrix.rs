@@ -77,8 +77,20 @@ pub(crate) fn multiply_add(
             let row = &rows[lane / 4 + index % 4 / 2 * 8];
             let column = &columns[index / 4 * 8 + lane % 4 * 2 + index % 2];
             let before = if keep { f64::from(f32::from_bits(*word as u32)) } else { 0.0 };
-            let products: f64 = row[..k].iter().zip(&column[..k]).map(|(a, b)| a * b).sum();
+            let products = if k == 8 { dot::<8>(row, column) } else { dot::<16>(row, column) };
             *word = cut_off(before + products).to_bits().into();
         }
     }
+}
+
+/// Sum of products, four sums side by side: one after the other each would wait for the one before.
+#[inline(always)]
+fn dot<const K: usize>(row: &[f64; 16], column: &[f64; 16]) -> f64 {
+    let mut sums = [0.0; 4];
+    for at in (0..K).step_by(4) {
+        for (side, sum) in sums.iter_mut().enumerate() {
+            *sum += row[at + side] * column[at + side];
+        }
+    }
+    sums[0] + sums[1] + (sums[2] + sums[3])
 }

@@ -213,13 +213,13 @@ impl Warp {
                 let b = self.get(*b, world)[first];
                 let a = if a_registers.is_empty() { Some(self.get(*a, world)[first]) } else { None };
                 let columns = to.len() * 2;
-                let (mut reads, line) = (Vec::new(), instruction.line);
-                let (reader, own_rows) = self.of_group(world);
+                let line = instruction.line;
+                let (reads, of_a) = self.operands(a, b, columns, *transposed, world)?;
                 let rows = match a {
                     None => matrix::rows_of_registers(*of, &self.all_of(a_registers)),
-                    Some(a) => operand(*of, a, own_rows.clone(), false, reader, world, &mut reads)?,
+                    Some(_) => elements_of(*of, false, &reads[..of_a]),
                 };
-                let b_columns = operand(*of, b, 0..columns, *transposed, reader, world, &mut reads)?;
+                let b_columns = elements_of(*of, *transposed, &reads[of_a..]);
                 let mut sums = self.all_of(to);
                 matrix::multiply_add(*of, &rows, &b_columns, &mut sums, keep);
                 for (&to, sums) in to.iter().zip(&sums) {
@@ -230,14 +230,8 @@ impl Warp {
             }
             Op::GroupCommit => self.products.close(),
             Op::GroupWait(last) => {
-                let (reader, own_rows) = self.of_group(world);
                 for Reads { a, b, columns, transposed, seen, line } in self.products.all_but(*last) {
-                    let mut reads = Vec::new();
-                    if let Some(a) = a {
-                        operand(Type::TF32, a, own_rows.clone(), false, reader, world, &mut reads)?;
-                    }
-                    let of = if transposed { Type::F16 } else { Type::TF32 };
-                    operand(of, b, 0..columns, transposed, reader, world, &mut reads)?;
+                    let (reads, _) = self.operands(a, b, columns, transposed, world)?;
                     if hash(&reads) != seen {
                         let what =
                             "shared memory changed while the matrix instruction read it that is at line";
@@ -250,10 +244,23 @@ impl Warp {
         Ok(Step::Next)
     }
 
-    /// A thread of this warp, and the rows of A that are its own in its warpgroup's instructions.
-    fn of_group(&self, world: &World<'_>) -> (u32, Range<usize>) {
-        let first = self.index as usize % 4 * 16;
-        (self.thread(0, world), first..first + 16)
+    /// What a warpgroup's instruction reads of shared memory for this warp: of A, if it is there, the rows that are its own, so many bytes, and B.
+    fn operands(
+        &self,
+        a: Option<u64>,
+        b: u64,
+        columns: usize,
+        transposed: bool,
+        world: &World<'_>,
+    ) -> Result<(Vec<u8>, usize)> {
+        let (reader, first) = (self.thread(0, world), self.index as usize % 4 * 16);
+        let mut reads = Vec::with_capacity(32 * (16 + columns));
+        if let Some(a) = a {
+            read_operand(a, &(first..first + 16), false, reader, world, &mut reads)?;
+        }
+        let of_a = reads.len();
+        read_operand(b, &(0..columns), transposed, reader, world, &mut reads)?;
+        Ok((reads, of_a))
     }
 
     /// Lanes of a mask whose predicate is set, and is not.
@@ -351,17 +358,16 @@ impl Warp {
     }
 }
 
-/// Rows of A or columns of B, 32 bytes of K each, that a descriptor tells of, for a reading thread: eights of rows of 16 bytes one after the other,
-/// or rows that are swizzled, any of which may be the first.
-fn operand(
-    of: Type,
+/// Reads rows of A or columns of B, 32 bytes of K each, that a descriptor tells of, for a reading thread: eights of rows of 16 bytes one after the
+/// other, first their first halves, or rows that are swizzled, any of which may be the first.
+fn read_operand(
     descriptor: u64,
-    rows: Range<usize>,
+    rows: &Range<usize>,
     transposed: bool,
     reader: u32,
     world: &World<'_>,
     reads: &mut Vec<u8>,
-) -> Result<Vec<[f64; 16]>> {
+) -> Result<()> {
     let field = |shift: u32| ((descriptor >> shift & 0x3fff) << 4) as u32;
     let (start, along_k, along_rows) = (field(0), field(16), field(32));
     if descriptor >> 49 & 0x1fff != 0 {
@@ -372,51 +378,53 @@ fn operand(
         _ if transposed => return Err(Fault::new("a descriptor of swizzled columns")),
         kind => Some(256 >> kind),
     };
-    let mut found = vec![[0.0; 16]; rows.len()];
     for eight in 0..rows.len() / 8 {
         for half in 0..2 {
             // Eight rows of 16 bytes.
             let at = start + (rows.start / 8 + eight) as u32 * along_rows;
-            let from = reads.len();
             match swizzled {
                 None => {
-                    let at = at + half as u32 * along_k;
+                    let at = at + half * along_k;
                     reads.extend_from_slice(world.shared_async(at, 128, 16, reader)?);
                 }
                 Some(bytes) => {
                     for row in 0..8 {
-                        let at = at + row * bytes + half as u32 * 16;
+                        let at = at + row * bytes + half * 16;
                         let at = at ^ (at >> 7 & (bytes / 16 - 1)) << 4;
                         reads.extend_from_slice(world.shared_async(at, 16, 16, reader)?);
                     }
                 }
             }
-            let bytes = &reads[from..];
-            for (row, bytes) in bytes.chunks_exact(16).enumerate() {
-                if transposed {
-                    for (column, bytes) in bytes.chunks_exact(2).enumerate() {
-                        let bits = u16::from_le_bytes([bytes[0], bytes[1]]).into();
-                        found[eight * 8 + column][half * 8 + row] = matrix::element(of, bits);
-                    }
-                } else if of == Type::TF32 {
-                    for (k, bytes) in bytes.chunks_exact(4).enumerate() {
-                        let bits = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
-                        found[eight * 8 + row][half * 4 + k] = matrix::element(of, bits);
-                    }
-                } else {
-                    for (k, bytes) in bytes.chunks_exact(2).enumerate() {
-                        let bits = u16::from_le_bytes([bytes[0], bytes[1]]).into();
-                        found[eight * 8 + row][half * 8 + k] = matrix::element(of, bits);
-                    }
+        }
+    }
+    Ok(())
+}
+
+/// The elements of what was read so.
+fn elements_of(of: Type, transposed: bool, reads: &[u8]) -> Vec<[f64; 16]> {
+    let mut found = vec![[0.0; 16]; reads.len() / 32];
+    for (index, bytes) in reads.chunks_exact(128).enumerate() {
+        let (eight, half) = (index / 2, index % 2);
+        for (row, bytes) in bytes.chunks_exact(16).enumerate() {
+            if of == Type::TF32 {
+                for (k, bytes) in bytes.chunks_exact(4).enumerate() {
+                    let bits = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+                    found[eight * 8 + row][half * 4 + k] = matrix::element(of, bits);
                 }
+                continue;
+            }
+            for (at, bytes) in bytes.chunks_exact(2).enumerate() {
+                let bits = u16::from_le_bytes([bytes[0], bytes[1]]).into();
+                let (row, k) = if transposed { (at, row) } else { (row, at) };
+                found[eight * 8 + row][half * 8 + k] = matrix::element(of, bits);
             }
         }
     }
-    Ok(found)
+    found
 }
 
+/// FNV-1a of words instead of bytes.
 fn hash(bytes: &[u8]) -> u64 {
-    bytes
-        .iter()
-        .fold(0xcbf2_9ce4_8422_2325, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+    let words = bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes")));
+    words.fold(0xcbf2_9ce4_8422_2325, |hash, word| (hash ^ word).wrapping_mul(0x100_0000_01b3))
 }

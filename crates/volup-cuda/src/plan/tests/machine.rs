@@ -124,7 +124,7 @@ impl Machine {
         (0..count).map(|index| self.read(Pointer { buffer, at: 0, width, of: "" }, index as i64)).collect()
     }
 
-    #[inline]
+    #[inline(always)]
     fn cell(&self, pointer: Pointer, index: i64) -> usize {
         let Pointer { buffer, at, width, .. } = pointer;
         let start = at as i64 + index * width as i64;
@@ -137,6 +137,7 @@ impl Machine {
     }
 
     /// An element.
+    #[inline]
     pub fn read(&self, pointer: Pointer, index: i64) -> f64 {
         if let Some(bytes) = &self.compiled {
             return bytes.read(pointer, index).unwrap_or_else(|fault| panic!("{}: {fault}", self.doing));
@@ -152,6 +153,7 @@ impl Machine {
     }
 
     /// Writes an element.
+    #[inline]
     pub fn write(&mut self, pointer: Pointer, index: i64, value: f64) {
         if let Some(bytes) = &mut self.compiled {
             return bytes
@@ -257,14 +259,20 @@ pub struct Call<'a> {
     pub arguments: &'a [Argument],
     /// What it asks for.
     pub signature: &'static Signature,
+    /// Which parameter a name was that lay at some place: contracts ask for the same ones again and again.
+    asked: [std::cell::Cell<usize>; NAMES],
 }
+
+/// Names that a call remembers.
+const NAMES: usize = 64;
 
 impl<'a> Call<'a> {
     /// A step that is a launch.
     pub fn new(step: &'a Step) -> Option<Call<'a>> {
         let Step::Launch { variant, grid, shared, arguments, .. } = step else { return None };
         let (grid, shared) = (grid.map(i64::from), i64::from(*shared));
-        Some(Call { variant, grid, shared, arguments, signature: signature(variant) })
+        let asked = [const { std::cell::Cell::new(0) }; NAMES];
+        Some(Call { variant, grid, shared, arguments, signature: signature(variant), asked })
     }
 
     /// The function's name.
@@ -278,9 +286,13 @@ impl<'a> Call<'a> {
     }
 
     fn argument(&self, name: &str) -> (Argument, &'static str) {
-        let at = self.signature.parameters.iter().position(|(other, _)| *other == name);
-        let at = at.unwrap_or_else(|| panic!("{} has no parameter {name}", self.kernel()));
-        (self.arguments[at], self.signature.parameters[at].1)
+        let (parameters, asked) =
+            (&self.signature.parameters, &self.asked[name.as_ptr() as usize / 2 % NAMES]);
+        if parameters[asked.get()].0 != name {
+            let at = parameters.iter().position(|(other, _)| *other == name);
+            asked.set(at.unwrap_or_else(|| panic!("{} has no parameter {name}", self.kernel())));
+        }
+        (self.arguments[asked.get()], parameters[asked.get()].1)
     }
 
     /// A whole number.
