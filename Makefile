@@ -8,7 +8,7 @@ CLI    := target/release/volup
 ARCHS         ?= sm_90
 CHECKED_ARCHS ?= sm_80,sm_90,sm_100
 
-.PHONY: help demo test test-rust test-python lint format docs wheel kernels kernels-check emulate bench gpu-bundle clean
+.PHONY: help demo test test-rust test-python lint lint-rust lint-python format docs wheel kernels kernels-check emulate bench gpu-bundle clean
 
 help:
 	@echo "make demo    upsample a real MRI 2x with a trained decoder; figures and a PNG"
@@ -65,13 +65,17 @@ $(VENV)/ready: python/requirements-dev.txt
 
 # --- Lint and documentation -----------------------------------------------------------------------
 
-lint: $(VENV)/ready
+lint: lint-rust lint-python
+
+lint-rust:
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets --locked -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(MAKE) --no-print-directory docs
+
+lint-python: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	cd python && $(abspath $(BIN))/python -m mypy
-	RUSTDOCFLAGS="-D warnings" $(MAKE) --no-print-directory docs
 
 format: $(VENV)/ready
 	cargo fmt --all
