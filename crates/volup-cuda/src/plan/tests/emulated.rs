@@ -7,7 +7,10 @@
 
 mod both;
 mod dense;
+mod few_channels;
+mod gradients;
 mod magnitudes;
+mod one_tap;
 mod statistics;
 
 use super::contracts;
@@ -161,8 +164,21 @@ struct Layer {
 }
 
 /// Sizes that say how large the tiles are.
-const OF_TILES: [&str; 9] =
-    ["BN", "MT", "POS_WARPS", "ROW_WARPS", "STAGES", "WARPGROUPS", "WARPS", "WARP_ROWS", "WGS"];
+const OF_TILES: [&str; 13] = [
+    "BN",
+    "CTAS",
+    "LINES",
+    "MI",
+    "MT",
+    "POS_WARPS",
+    "ROW_WARPS",
+    "SEGMENTS",
+    "STAGES",
+    "WARPGROUPS",
+    "WARPS",
+    "WARP_ROWS",
+    "WGS",
+];
 
 /// Leaves each third of the kernels in CUDA C++ that differ in the size of their tiles alone: compiling the others takes longer than
 /// running them does.
@@ -190,6 +206,11 @@ impl Emulated {
         }
         let (kernel, output, saying) = (None, None, None);
         Emulated { device, variants, precision, algorithm, kernel, output, saying, said: Cell::new(0) }
+    }
+
+    /// Types to compute a case in: the precision says nothing of 16 bits.
+    fn types(&self) -> &'static [DType] {
+        if self.precision == Precision::Ieee { &NARROW } else { &NARROW[..1] }
     }
 
     /// The best plan, or that which was asked for.
@@ -461,7 +482,8 @@ fn random(algorithm: Option<Algorithm>, seeds: Range<u64>) {
     engines(algorithm, |engine| {
         for seed in seeds.clone() {
             let (case, fill) = (random_case(seed), Fill::ALL[seed as usize % 2]);
-            let dtype = NARROW[seed as usize / 2 % 2];
+            let types = engine.types();
+            let dtype = types[seed as usize / 2 % types.len()];
             if case.batch != Some(0) {
                 println!("seed {seed}: {case}, {dtype}");
                 right(engine, &case, dtype, fill, seed);
@@ -492,7 +514,7 @@ fn engine(
 }
 
 /// Types that have fast paths. For fp16 kernels are what they are for bf16, but for conversions: the whole suite has it.
-const NARROW: [DType; 2] = [DType::F32, DType::Bf16];
+static NARROW: [DType; 2] = [DType::F32, DType::Bf16];
 /// Cases of each test that runs always.
 const SEEDS: Range<u64> = 0..24;
 
@@ -509,7 +531,7 @@ fn right(engine: &Emulated, case: &Case, dtype: DType, fill: Fill, seed: u64) {
 
 /// The same in all types, each with other numbers.
 fn right_in_all(engine: &Emulated, case: &Case, seed: u64) {
-    for (turn, dtype) in (seed as usize..).zip(NARROW) {
+    for (turn, &dtype) in (seed as usize..).zip(engine.types()) {
         let fill = Fill::ALL[turn % 2];
         println!("{case}, {dtype}");
         right(engine, case, dtype, fill, seed);
@@ -540,209 +562,6 @@ fn to_first(engine: &Emulated) -> Emulated {
 #[test]
 fn gather_gemm() {
     random(Some(Algorithm::GatherGemm), SEEDS);
-}
-
-#[test]
-fn box_gemm() {
-    random(Some(Algorithm::BoxGemm), SEEDS);
-}
-
-#[test]
-fn shuffle_gemm() {
-    for family in [Algorithm::ShuffleGemm, Algorithm::ShuffleRing, Algorithm::ShuffleWgmma] {
-        random(Some(family), SEEDS);
-    }
-}
-
-#[test]
-fn pointwise() {
-    engines(Some(Algorithm::Pointwise), |engine| {
-        let engine = saying(engine, "pointwise");
-        for (seed, case) in pointwise_plans::own().into_iter().enumerate() {
-            right_in_all(&engine, &case, seed as u64);
-        }
-        assert!(engine.said.get() > 12, "{} plans", engine.said.get());
-    });
-}
-
-/// Whole stages and copies, few positions and many, tiny values, and those of which some are.
-const RINGS: [&str; 9] = [
-    "n 2, 3x4x5, 32>9, k 2, s 2, bias, relu",
-    "n 1, 2x3x6, 96>5, k 1x2x2, s 1x2x2",
-    "n 3, 4x5x8, 64>20, k 2, s 2, leaky_relu(-0.75)",
-    "n 2, 9x8x8, 64>8, k 3x1x2, s 3x1x2, bias",
-    "n 2, 2x2x7, 160>3, k 2, s 2, bias",
-    "n 3, 3x5x7, 64>24, k 2, s 2, bias, relu",
-    "n 1, 3x3x5, 32>12, k 4x1x2, s 4x1x2, bias",
-    "n 3, 3x8x3, 96>32, k 2, s 2, bias, leaky_relu(0.1)",
-    "n 2, 1x4x6, 72>16, k 1x2x4, s 1x2x4, relu",
-];
-
-#[test]
-fn shuffle_ring() {
-    engines(Some(Algorithm::ShuffleRing), |engine| {
-        for (seed, line) in RINGS.into_iter().enumerate() {
-            let case = Case::parse("ring", line, "many channels").expect("a valid case");
-            for (turn, format) in (seed..).zip(FORMATS) {
-                let fill = Fill::ALL[turn % 2];
-                let case = Case { format, ..case.clone() };
-                right(engine, &case, DType::F32, fill, seed as u64);
-                right(engine, &case, [DType::F16, DType::Bf16][seed % 2], fill, seed as u64);
-                let (input, parameters) = case.inputs(DType::F32, fill, seed as u64);
-                let layer = engine.layer(&case.block, &parameters).expect("a layer");
-                // Whatever shared memory holds before.
-                let [first, second] = [0, 1].map(|_| engine.forward(&layer, &input).expect("an output"));
-                assert_eq!(first.data().as_bytes(), second.data().as_bytes(), "{case}");
-            }
-        }
-    });
-}
-
-/// Lines that the copy engine stores, together, alone and in parts, others, and what comes before and behind a norm.
-const LINES: [&str; 6] = [
-    "n 2, 1x3x32, 20>6, k 2, s 2, bias, relu, gn 3, leaky_relu(0.1)",
-    "n 2, 2x2x64, 9>5, k 1x2x2, s 1x2x2, bias, gn 5, relu",
-    "n 1, 1x2x128, 17>3, k 2x1x2, s 2x1x2, bias, leaky_relu(0.2)",
-    "n 1, 1x2x32, 5>3, k 1x3x2, s 1x3x2, relu, gn 3",
-    "n 2, 2x3x48, 33>4, k 2, s 2, bias, relu, gn 2",
-    "n 1, 1x5x64, 40>34, k 2, s 2, bias, relu, gn 17",
-];
-
-/// Voxels of NDHWC whose channels are whole vectors and not, of many row blocks and few, three residues along width.
-const VOXELS: [&str; 5] = [
-    "n 2, 3x5x7, 64>20, k 2, s 2, bias, relu, gn 5, leaky_relu(0.1)",
-    "n 3, 2x3x4, 40>6, k 1x2x3, s 1x2x3, bias, gn 3, relu",
-    "n 1, 5x6x9, 8>34, k 2, s 2, bias, leaky_relu(0.2)",
-    "n 2, 7x5x4, 48>4, k 3x1x2, s 3x1x2, bias, gn 2",
-    "n 1, 3x3x16, 72>40, k 2, s 2, relu, gn 20, relu",
-];
-
-#[test]
-fn shuffle_wgmma() {
-    let [first, last] = FORMATS;
-    let lines = LINES.map(|line| (line, first));
-    let voxels = LINES[4..].iter().chain(&VOXELS).map(|&line| (line, last));
-    let all: Vec<_> = lines.into_iter().chain(voxels).collect();
-    engines(Some(Algorithm::ShuffleWgmma), |engine| {
-        let engine = saying(engine, "shuffle_wgmma");
-        for (seed, &(line, format)) in all.iter().enumerate() {
-            let case = Case::parse("shuffle", line, "outputs that are stored at once").expect("a valid case");
-            let case = Case { format, ..case };
-            right_in_all(&engine, &case, seed as u64);
-            // What training keeps, too.
-            check_gradients(&engine, &case, NARROW[seed % 2], Fill::Normal, seed as u64)
-                .unwrap_or_else(|what| panic!("{what}"));
-        }
-        assert!(engine.said.get() > 30, "{} plans", engine.said.get());
-        let engine = to_first(&engine);
-        right_of_last(&engine, LINES.iter().chain(&VOXELS));
-        assert!(engine.said.get() > 5, "{} plans", engine.said.get());
-    });
-}
-
-#[test]
-fn implicit_gemm() {
-    random(Some(Algorithm::ImplicitGemm), SEEDS);
-}
-
-/// Few channels of NDHWC: more than a sector of a voxel, one, and such of 16 bits alone; groups, several boxes along width, residues
-/// without taps, what comes before and behind a norm.
-const VOXELS_OF_FEW: [&str; 5] = [
-    "n 2, 3x4x9, 3>16, k 3, s 2, p 1, bias, silu, gn 4, hardswish",
-    "n 1, 2x3x70, 5>32, k 3x1x4, s 2, p 1x0x2, bias, relu, gn 2",
-    "n 2, 2x5x33, 8>16, k 2x3x3, s 1x2x2, p 0x1x0, op 0x1x1, g 2, bias, leaky_relu(0.2)",
-    "n 3, 1x2x8, 4>48, k 1x2x5, s 1x3x2, d 1x2x1, p 0x0x1, g 1, silu, gn 3",
-    "n 1, 4x4x40, 2>32, k 3, s 2, p 1, g 2, bias, gn 4 plain, silu",
-];
-
-#[test]
-fn implicit_gemm_of_voxels() {
-    engines(Some(Algorithm::ImplicitGemm), |engine| {
-        let engine = saying(engine, "bytes of a voxel");
-        right_of_last(&engine, &VOXELS_OF_FEW);
-        assert!(engine.said.get() > 7, "{} plans", engine.said.get());
-        let engine = to_first(&engine);
-        right_of_last(&engine, &VOXELS_OF_FEW);
-        assert!(engine.said.get() > 7, "{} plans", engine.said.get());
-    });
-}
-
-/// The backward pass, by the kernels that the plan chooses and by each that it seldom does.
-#[test]
-fn gradients() {
-    let kernels = [
-        None,
-        Some("shuffle_gradient"),
-        Some("weight_gradient"),
-        Some("weight_gradient_lines"),
-        Some("weight_gradient_narrow"),
-    ];
-    engines(None, |engine| {
-        for (seed, kernel) in (0..25).zip(kernels.into_iter().cycle()) {
-            let (case, dtype) = (random_case(seed), NARROW[seed as usize % 2]);
-            let engine = Emulated {
-                kernel,
-                variants: engine.variants.clone(),
-                device: engine.device.clone(),
-                said: Cell::new(0),
-                ..*engine
-            };
-            if case.batch != Some(0) {
-                check_gradients(&engine, &case, dtype, Fill::Normal, seed)
-                    .unwrap_or_else(|what| panic!("{what}"));
-            }
-        }
-    });
-}
-
-/// The backward pass by two fp16, also of gradients that these are too coarse for.
-#[test]
-fn gradients_by_two_fp16() {
-    let lines = [
-        "n 2, 2x3x8, 16>16, k 3, s 2, p 1, op 1, bias, relu",
-        "n 1, 3x5x6, 3>16, k 3, s 2, p 1",
-        "n 2, 3x2x8, 8>16, k 2, s 2, g 2, silu, gn 4",
-    ];
-    let changes: [fn(&mut [f64]); 3] =
-        [|_| {}, |g| g.iter_mut().step_by(3).for_each(|g| *g *= 1e-15), |g| g[7] = f64::NAN];
-    engines(None, |engine| {
-        let engine = saying(engine, "backward, two fp16");
-        for (seed, line) in lines.into_iter().enumerate() {
-            let case = Case::parse("halves", line, "by two fp16").expect("a valid case");
-            for format in FORMATS {
-                let case = Case { format, ..case.clone() };
-                check_gradients(&engine, &case, DType::F32, Fill::Normal, seed as u64)
-                    .unwrap_or_else(|what| panic!("{what}"));
-            }
-            let (input, parameters) = case.inputs(DType::F32, Fill::Normal, 1);
-            let layer = engine.layer(&case.block, &parameters).expect("a layer");
-            let (output, saved) = engine.forward_for_training(&layer, &input).expect("an output");
-            for change in changes.into_iter().filter(|_| case.block.norm().is_none()) {
-                let mut values =
-                    volup::testing::tensor(output.shape(), DType::F64, output.format(), Fill::Normal, 1.0, 9)
-                        .to_f64();
-                change(&mut values);
-                let gradient = with_values(&output, values);
-                let wanted =
-                    Wanted { input: true, weight: false, bias: false, norm_weight: false, norm_bias: false };
-                let got = engine.backward(&layer, &input, &saved, &gradient, wanted).expect("gradients");
-                let (geometry, roundoff) = (case.geometry(), engine.operand_roundoff(DType::F32));
-                let expected = reference::backward(
-                    &case.block,
-                    &geometry,
-                    &parameters,
-                    &input,
-                    &saved,
-                    &gradient,
-                    roundoff,
-                );
-                let (expected, got) = expected.input.zip(got.input).expect("both");
-                let deviation = compare(&expected, &got);
-                assert!(deviation.is_ok(), "{case}: {deviation}");
-            }
-        }
-        assert!(engine.precision == Precision::Tf32 || engine.said.get() > 5, "{} plans", engine.said.get());
-    });
 }
 
 /// Prints what each launch asks of the machine, for specs of `VOLUP_SPECS`, parted by semicolons, on a whole Hopper.

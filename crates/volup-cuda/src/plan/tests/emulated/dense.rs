@@ -20,7 +20,7 @@ fn halo_gemm_of_lattices() {
     engines(Some(Algorithm::HaloGemm), |engine| {
         for (seed, line) in LATTICES.into_iter().enumerate() {
             let case = Case::parse("lattice", line, "few outputs with taps").expect("a valid case");
-            for (turn, dtype) in (seed..).zip(NARROW) {
+            for (turn, &dtype) in (seed..).zip(engine.types()) {
                 let case = Case { format: FORMATS[turn / 2 % 2], ..case.clone() };
                 right(engine, &case, dtype, Fill::ALL[turn % 2], seed as u64);
             }
@@ -59,7 +59,7 @@ fn lines_of_whole_vectors() {
         engines(Some(family), |engine| {
             for (seed, line) in LINES.into_iter().enumerate() {
                 let case = Case::parse("lines", line, "whole vectors").expect("a valid case");
-                for (turn, dtype) in (seed..).zip(NARROW) {
+                for (turn, &dtype) in (seed..).zip(engine.types()) {
                     let format = FORMATS[turn % 2];
                     right(engine, &Case { format, ..case.clone() }, dtype, Fill::Normal, seed as u64);
                 }
@@ -90,7 +90,7 @@ fn inputs_packed_along() {
                 let case = Case::parse("along", line, "packed beside products").expect("a valid case");
                 let format = FORMATS[(seed + turn) % 2];
                 let case = Case { format, ..case };
-                for dtype in NARROW {
+                for &dtype in engine.types() {
                     let fill = Fill::ALL[seed % 2];
                     right(&engine, &case, dtype, fill, seed as u64);
                 }
@@ -139,8 +139,7 @@ fn tiles_in_parts() {
                 let case = Case::parse("parts", line, "few tiles").expect("a valid case");
                 let format = FORMATS[seed % 2];
                 let case = Case { format, ..case };
-                let dtypes = if precision == Precision::Tf32 { &NARROW[..1] } else { &NARROW[..] };
-                for &dtype in dtypes {
+                for &dtype in engine.types() {
                     right(&engine, &case, dtype, Fill::ALL[seed % 2], seed as u64);
                 }
             }
@@ -169,13 +168,18 @@ const FROM_X: [&str; 8] = [
     "n 1, 4x4x4, 136>64, k 3, s 2, p 1, op 1, bias",
 ];
 
+/// Which only 16 bits have.
 #[test]
 fn rows_from_x() {
-    for algorithm in [Algorithm::HaloGemm, Algorithm::GatherGemm] {
-        engines(Some(algorithm), |engine| {
+    for (multiprocessors, algorithm) in [(2, Algorithm::HaloGemm), (3, Algorithm::GatherGemm)] {
+        engine(multiprocessors, Precision::Ieee, Some(algorithm), |engine| {
             let engine = saying(engine, "rows from x");
-            right_of_last(&engine, &FROM_X);
-            assert!(engine.said.get() > 3, "{} plans", engine.said.get());
+            for (seed, line) in FROM_X.into_iter().enumerate() {
+                let case = Case::parse("rows", line, "rows from x").expect("a valid case");
+                let case = Case { format: MemoryFormat::ChannelsLast3d, ..case };
+                right(&engine, &case, DType::Bf16, Fill::ALL[seed % 2], seed as u64);
+            }
+            assert!(engine.said.get() > 1, "{algorithm:?}: {} plans", engine.said.get());
         });
     }
 }

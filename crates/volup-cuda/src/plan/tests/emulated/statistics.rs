@@ -19,7 +19,7 @@ const COUNTED: [&str; 8] = [
 fn all_right(engine: &Emulated, lines: &[&'static str], formats: &[MemoryFormat]) {
     for (seed, line) in lines.iter().enumerate() {
         let case = Case::parse("counted", line, "statistics in the epilogue").expect("a valid case");
-        for (turn, dtype) in NARROW.into_iter().enumerate() {
+        for (turn, &dtype) in engine.types().iter().enumerate() {
             let format = formats[(seed + turn) % formats.len()];
             let (case, fill) = (Case { format, ..case.clone() }, Fill::ALL[(seed + turn) % 2]);
             right(engine, &case, dtype, fill, seed as u64);
@@ -82,7 +82,7 @@ fn of_what_training_saves() {
         let engine = saying(engine, "with statistics");
         for (seed, line) in lines.into_iter().enumerate() {
             let case = Case::parse("saved", line, "statistics in the epilogue").expect("a valid case");
-            for (turn, dtype) in (seed..).zip(NARROW) {
+            for (turn, &dtype) in (seed..).zip(engine.types()) {
                 let infinite = turn % 3 == 1;
                 let format = FORMATS[turn % 2];
                 let case = Case { format, ..case.clone() };
@@ -121,7 +121,7 @@ fn of_what_training_saves() {
 #[test]
 fn of_hostile_values() {
     engines(Some(Algorithm::GatherGemm), |engine| {
-        hostile(engine, &NARROW.into_iter().zip([4096.0, 16.0]).collect::<Vec<_>>());
+        hostile(engine, &engine.types().iter().copied().zip([4096.0, 16.0]).collect::<Vec<_>>());
     });
     engine(3, Precision::Ieee, Some(Algorithm::HaloGemm), |engine| {
         hostile(engine, &[(DType::F32, 4096.0); 2]);
