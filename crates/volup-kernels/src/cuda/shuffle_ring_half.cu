@@ -85,9 +85,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) shuffle_ring_half(
         for (int item = group; item < items; item += groups) {
             const int n = item / pos_blocks, first = (item - n * pos_blocks) * POS;
             const Element *of_w = w + ((long long)w_line * rows + (row_block * ROWS + row));
-            const Element *of_x = x + n * x_n + (LAST ? (first + x_line) * in_channels + column : x_line * volume + first + column);
+            // Lines that are not there may be farther than 32 bits count.
+            const long long run = LAST ? in_channels : volume, before = LAST ? (first + x_line) * run : x_line * run + first;
+            const Element *of_x = x + (n * x_n + before + column);
 #pragma unroll 1
-            for (int chunk = 0; chunk < chunks; chunk++, of_w += (long long)KC * rows, of_x += LAST ? KC : KC * volume) {
+            for (int chunk = 0; chunk < chunks; chunk++, of_w += (long long)KC * rows, of_x += LAST ? KC : KC * run) {
                 // Channels that there are from here on. Of others there are zeros, as of other positions and rows.
                 const int left = in_channels - chunk * KC;
                 const unsigned full = barriers + 16 * slot;
@@ -97,14 +99,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) shuffle_ring_half(
 #pragma unroll
                     for (int i = 0; i < KC; i += W_AT_ONCE) {
                         const bool there = is_row && w_line + i < left;
-                        copy_async<16>(to + i * W_PITCH * 2, there ? of_w + i * rows : w, there);
+                        copy_async<16>(to + i * W_PITCH * 2, there ? of_w + (long long)i * rows : w, there);
                     }
                 }
                 const unsigned to = shared(ring + slot * X_STAGE + x_line * X_PITCH + column);
 #pragma unroll
                 for (int i = 0; i < X_LINES; i += X_AT_ONCE) {
                     const bool there = first + (LAST ? x_line + i : column) < volume && (LAST ? column : x_line + i) < left;
-                    copy_async<16>(to + i * X_PITCH * 2, there ? of_x + i * (LAST ? in_channels : volume) : x, there);
+                    copy_async<16>(to + i * X_PITCH * 2, there ? of_x + i * run : x, there);
                 }
                 arrive_with_copies(full);
                 if (++slot == stages) slot = 0, parity ^= 1;
