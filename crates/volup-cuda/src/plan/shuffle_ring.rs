@@ -85,11 +85,10 @@ impl<'a> ShuffleRing<'a> {
             return Vec::new();
         }
         let is_it = |kernel: &&Variant| {
-            let formats = if half { [kernel.param("LAST") == Some(1), last] } else { [false; 2] };
-            let kernel_taps = if half { 8 } else { kernel.param("TAPS").unwrap_or(0) as usize };
+            let is_taps = kernel.param("TAPS").unwrap_or(8) == taps as i64;
             kernel.param("KIND") == Some(operand.kind())
-                && formats[0] == formats[1]
-                && (!last || kernel_taps == taps && rows.is_multiple_of(size(kernel, "WARP_ROWS")))
+                && kernel.param("LAST").is_none_or(|of_last| of_last == i64::from(last))
+                && (!last || is_taps && rows.is_multiple_of(size(kernel, "WARP_ROWS")))
         };
         let name = match (half, last) {
             (true, _) => "shuffle_ring_half",

@@ -59,12 +59,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) shuffle_ring(
     // Of each row of the row block where its first output lies in a sample, and its bias.
     int *const row_at = (int *)(weights + (kept ? chunks : stages) * KC * W_PITCH);
     float *const row_bias = (float *)(row_at + ROWS);
-    for (int i = threadIdx.x; i < stages; i += THREADS) {
-        barrier_init(barriers + 16 * i, COPIERS);
-        barrier_init(barriers + 16 * i + 8, WARPS);
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    }
-    __syncthreads();
+    begin_stages(barriers, stages, COPIERS);
 
     if (warp >= WARPS) {
         // A lane has a line of X or of the weight.
@@ -136,18 +131,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) shuffle_ring(
             split(v.x, one);
             split(v.y, other);
         };
-        // The stage before is given back when all of it has been multiplied: an arrival may overtake loads.
-        const auto give_back = [&] {
-            meet();
-            if (lane == 0) barrier_arrive(barriers + 16 * (slot ? slot : stages) - 8);
-        };
 #pragma unroll 1
         for (int chunk = 0; chunk < chunks; chunk++) {
             const unsigned full = barriers + 16 * slot;
             const float *const xs = ring + (slot * KC + line) * X_PITCH + pos0 + apart;
             const float *const ws = weights + ((kept ? chunk : slot) * KC + line) * W_PITCH + row0 + apart;
             barrier_wait(full, parity);
-            if (chunk > 0) give_back();
+            if (chunk > 0) give_back(barriers, slot, stages);
 #pragma unroll
             for (int k = 0; k < KC; k += STEP) {
                 unsigned a[MT][4][PARTS], b[2 * PAIRS][2][PARTS];
@@ -173,7 +163,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) shuffle_ring(
             }
             if (++slot == stages) slot = 0, parity ^= 1;
         }
-        give_back();
+        give_back(barriers, slot, stages);
 
         const int n = by.pos_blocks.divide(item), first = (item - n * pos_blocks) * POS + pos0 + 2 * t;
         const auto place = [&](int p) {

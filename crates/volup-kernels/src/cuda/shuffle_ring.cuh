@@ -25,6 +25,22 @@ constexpr int MT = WARP_ROWS / 16;
 /// Where no output is.
 constexpr int NOWHERE = -1;
 
+/// Two barriers of each stage: it is there, which so many arrivals say; it has been read, which each warp says.
+__device__ __forceinline__ void begin_stages(unsigned barriers, int stages, int bringing) {
+    for (int i = threadIdx.x; i < stages; i += THREADS) {
+        barrier_init(barriers + 16 * i, bringing);
+        barrier_init(barriers + 16 * i + 8, WARPS);
+        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    }
+    __syncthreads();
+}
+
+/// Gives back the stage before `slot` when all of it has been multiplied: an arrival may overtake loads.
+__device__ __forceinline__ void give_back(unsigned barriers, int slot, int stages) {
+    meet();
+    if (threadIdx.x % 32 == 0) barrier_arrive(barriers + 16 * (slot ? slot : stages) - 8);
+}
+
 #if KIND != 0
 /// A float32 for instructions that cut it off to tf32: rounded to nearest, ties away from zero. A NaN, made positive and quiet
 /// by an addition, would become negative: the maximum keeps it.

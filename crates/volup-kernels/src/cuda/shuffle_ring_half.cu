@@ -67,12 +67,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) shuffle_ring_half(
     // Of each row of the row block where its first output lies in a sample, and its bias.
     int *const row_at = (int *)(weights + (kept ? chunks : stages) * KC * W_PITCH);
     float *const row_bias = (float *)(row_at + ROWS);
-    for (int i = threadIdx.x; i < stages; i += THREADS) {
-        barrier_init(barriers + 16 * i, COPYING);
-        barrier_init(barriers + 16 * i + 8, WARPS);
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    }
-    __syncthreads();
+    begin_stages(barriers, stages, COPYING);
 
     if (warp >= WARPS) {
         // A thread has 16 bytes of some lines of both: of the weight and of X in NCDHW channels, of X in NDHWC positions.
@@ -145,16 +140,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) shuffle_ring_half(
             for (int j = 0; j < 2 * PAIRS; j++)
 #pragma unroll
                 for (int e = 0; e < 4; e++) sum[i][j][e] = row_bias[row0 + 16 * i + g + e / 2 * 8];
-        // The stage before is given back when all of it has been multiplied: an arrival may overtake loads.
-        const auto give_back = [&] {
-            meet();
-            if (lane == 0) barrier_arrive(barriers + 16 * (slot ? slot : stages) - 8);
-        };
 #pragma unroll 1
         for (int chunk = 0; chunk < chunks; chunk++) {
             const unsigned xs = of_x + slot * X_STAGE * 2, ws = of_w + (kept ? chunk : slot) * (KC * W_PITCH * 2);
             barrier_wait(barriers + 16 * slot, parity);
-            if (chunk > 0) give_back();
+            if (chunk > 0) give_back(barriers, slot, stages);
 #pragma unroll
             for (int k = 0; k < KC; k += STEP) {
                 unsigned a[MT][4];
@@ -176,7 +166,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) shuffle_ring_half(
             }
             if (++slot == stages) slot = 0, parity ^= 1;
         }
-        give_back();
+        give_back(barriers, slot, stages);
 
         const int n = by.pos_blocks.divide(item), first = (item - n * pos_blocks) * POS + pos0 + 2 * t;
         const auto place = [&](int p) {

@@ -69,12 +69,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) shuffle_ring_last(
     // Of each row of the row block where its first output lies in a sample, and its bias.
     int *const row_at = (int *)(weights + (kept ? chunks : stages) * KC * W_PITCH);
     float *const row_bias = (float *)(row_at + ROWS);
-    for (int i = threadIdx.x; i < stages; i += THREADS) {
-        barrier_init(barriers + 16 * i, COPYING + COPIERS);
-        barrier_init(barriers + 16 * i + 8, WARPS);
-        asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    }
-    __syncthreads();
+    begin_stages(barriers, stages, COPYING + COPIERS);
 
     if (warp >= WARPS) {
         // A lane has 16 bytes of positions, and a line of the weight.
@@ -146,11 +141,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) shuffle_ring_last(
             split(v.x, one);
             split(v.y, other);
         };
-        // The stage before is given back when all of it has been multiplied: an arrival may overtake loads.
-        const auto give_back = [&] {
-            meet();
-            if (lane == 0) barrier_arrive(barriers + 16 * (slot ? slot : stages) - 8);
-        };
 #pragma unroll 1
         for (int chunk = 0; chunk < chunks; chunk++) {
             const unsigned full = barriers + 16 * slot;
@@ -158,7 +148,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) shuffle_ring_last(
             const float *const xs = ring + slot * X_STAGE + (pos0 + g) * X_PITCH + 2 * t;
             const float *const ws = weights + ((kept ? chunk : slot) * KC + 2 * t) * W_PITCH + row0;
             barrier_wait(full, parity);
-            if (LATE && chunk > 0) give_back();
+            if (LATE && chunk > 0) give_back(barriers, slot, stages);
 #pragma unroll STEPS_AT_ONCE
             for (int k = 0; k < KC; k += STEP) {
                 unsigned a[MT][4][PARTS];
@@ -188,7 +178,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) shuffle_ring_last(
             }
             if (++slot == stages) slot = 0, parity ^= 1;
         }
-        if (LATE) give_back();
+        if (LATE) give_back(barriers, slot, stages);
 
         const int n = by.pos_blocks.divide(item), first = (item - n * pos_blocks) * POS + pos0 + 2 * t;
         float *const of_sample = y + n * y_n + fixed;

@@ -33,9 +33,8 @@ type Place = [i64; 2];
 struct Layout {
     /// Whether rows are in the order of NDHWC.
     last: bool,
-    /// Whether it is a kernel of many channels for NDHWC, one of 16 bits, or that on Hopper's own matrix instructions, whose rows are in the order of y.
+    /// Whether it is a kernel of many channels for NDHWC, or that on Hopper's own matrix instructions, whose rows are in the order of y.
     ring_last: bool,
-    ring_half: bool,
     in_order: bool,
     /// Whether it is that of an NDHWC input.
     of_last: bool,
@@ -54,6 +53,8 @@ struct Layout {
     taps: i64,
     strides: [i64; 3],
     in_channels: i64,
+    /// Channels of a stage.
+    chunk: i64,
     out_channels: i64,
     /// Channels of a row block of NDHWC.
     channels: i64,
@@ -101,7 +102,11 @@ impl Layout {
                 true => call.int("in_channels"),
                 false => CHUNK * call.int("chunks"),
             },
-            ring_half: call.kernel() == "shuffle_ring_half",
+            chunk: match call.kernel() {
+                "shuffle_wgmma" => CHUNK / parts,
+                "shuffle_ring_half" => 2 * CHUNK,
+                _ => CHUNK,
+            },
             out_channels: call.int("out_channels"),
             channels: if gemm { call.int("channels") } else { 0 },
             volume: call.int("volume"),
@@ -115,15 +120,6 @@ impl Layout {
     /// Whether its input is NDHWC.
     fn is_last(&self) -> bool {
         self.last || self.ring_last || self.of_last
-    }
-
-    /// Channels of a stage.
-    fn chunk(&self) -> i64 {
-        match (self.wgmma, self.ring_half) {
-            (true, _) => CHUNK / self.parts,
-            (false, true) => 2 * CHUNK,
-            _ => CHUNK,
-        }
     }
 
     fn samples(&self) -> i64 {
@@ -266,7 +262,7 @@ pub fn check(call: &Call<'_>) {
     assert!((0..=3).contains(&mode(call)), "mode {} of {what}", mode(call));
 
     // All channels, rows and positions, and no block without any.
-    assert!(covers(chunks, layout.chunk(), layout.in_channels), "{chunks} chunks of {what}");
+    assert!(covers(chunks, layout.chunk, layout.in_channels), "{chunks} chunks of {what}");
     if last {
         assert!(channels % UNIT == 0 && taps * channels <= rows, "{channels} channels of {what}");
         assert!(covers(row_blocks, channels, layout.out_channels), "{row_blocks} row blocks of {what}");
@@ -367,7 +363,7 @@ fn check_ring(call: &Call<'_>, layout: &Layout) {
     let [chunks, stages, kept, x_n] = call.ints(["chunks", "stages", "kept", "x_n"]);
     assert!(stages > 0 && [0, 1].contains(&kept), "{stages} stages of {what}");
     let w_stages = if kept == 1 { chunks } else { stages };
-    let (size, vector, chunk) = (layout.size, layout.vector, layout.chunk());
+    let (size, vector, chunk) = (layout.size, layout.vector, layout.chunk);
     let of_x =
         if layout.ring_last { layout.positions * (chunk + 8) } else { chunk * (layout.positions + vector) };
     let elements = stages * of_x + w_stages * chunk * (layout.rows + vector);
@@ -399,7 +395,7 @@ fn check_wgmma(call: &Call<'_>, layout: &Layout) {
     );
     let teams = GROUPS / row_groups;
     assert!(stages * teams <= 128 * GROUPS, "{stages} stages of {what}");
-    let (chunk, how) = (layout.chunk(), call.int("how"));
+    let (chunk, how) = (layout.chunk, call.int("how"));
     let weights = size * chunk * chunks * layout.rows * layout.parts;
     let barriers = (32 * stages * teams + 127) / 128 * 128;
     // Panels of 16 bytes: of 16 bits and NCDHW positions of each channel, else channels of each position.
