@@ -82,6 +82,10 @@ template <int COUNT> struct Count {
     static constexpr int value = COUNT;
 };
 
+/// How sums come to y: from registers, where every row of a plane is a voxel, in their order, by 16 bytes or 8; by whole pieces of 16 bytes
+/// of voxels; through shared memory by vectors of rows or of channels; by single elements.
+enum Way { BY_16, BY_8, WHOLE_VOXELS, IN_ORDER, VECTORS, ONE_BY_ONE };
+
 /// What numbers are divided by.
 struct Divisors {
     Divisor line, height, samples, units;
@@ -264,6 +268,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) halo_sweep(
     int at_a = 0, phase_a = 0, at_b = 0, phase_b = 0;
     // Whether all units have been waited for.
     bool there = false;
+    // Every row of a plane of a sample a voxel, in their order; of so many bytes each such plane is a multiple.
+    const unsigned of = (unsigned)(unsigned long long)y | (unsigned)(y_c | y_d | y_n) * (unsigned)sizeof(Element);
+    const bool in_order = channels_first && ph == h_out && pw == w_out && y_w == 1 && y_h == w_out && w_shift == 0 && h_shift == 0 && y_d == ph * pw;
+    const bool straight = activation <= 2, in_pieces = (channels | y_n | y_d | y_h | y_w) * sizeof(Element) % 16 == 0 && (unsigned long long)y % 16 == 0;
+    const bool vectors = channels % 4 == 0 && y_w % 4 == 0 && (unsigned long long)y % (4 * sizeof(Element)) == 0;
+    const Way way = in_order && of % 16 == 0 ? straight ? BY_16 : IN_ORDER : in_order && sizeof(Element) == 2 && of % 8 == 0 && straight ? BY_8
+        : !channels_first && in_pieces && straight ? WHOLE_VOXELS : vectors ? VECTORS : ONE_BY_ONE;
 
     for (int turn = 0;; turn++) {
         const Work work_of = work(turn);
@@ -274,7 +285,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) halo_sweep(
         for (int i = 0; i < MI; i++)
 #pragma unroll
             for (int j = 0; j < ALL_REGISTERS; j++) sums[i][j] = 0.0f;
-        const int row = work_of.piece * BM + warpgroup * M + thread / 32 * ROWS + lane % ROWS;
+        // Where this thread's row is in a plane of y: of those that it writes, or of those whose sums it has.
+        int at_row, row_ow;
+        {
+            const int of_vector = way == BY_16 ? 16 / sizeof(Element) : 4, own = thread / 32 * ROWS + lane % ROWS;
+            const int row = work_of.piece * BM + warpgroup * M + (way <= BY_8 ? thread % (M / of_vector) * of_vector : own);
+            const int line = by->line.divide(row), of_sample = by->height.divide(line), oh = line - of_sample * ph + h_shift;
+            row_ow = row < rows && (unsigned)oh < (unsigned)h_out ? row - line * pw + w_shift : NOWHERE;
+            at_row = of_sample * y_n + oh * y_h + (row - line * pw + w_shift) * y_w;
+        }
         // After the last input plane, those that it has not made whole.
         const int end = work_of.to == planes ? planes + PLANES - 1 : work_of.to;
 #pragma unroll 1
@@ -381,30 +400,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) halo_sweep(
                 }
             }
             straighten(sum, activation, slope);
-            const int line = by->line.divide(row), jw = row - line * pw, of_sample = by->height.divide(line);
-            const int oh = line - of_sample * ph + h_shift, ow = jw + w_shift;
-            const bool here = row < rows && (unsigned)oh < (unsigned)h_out;
-            const Epilogue epilogue = {y, of_sample * y_n + od * y_d + oh * y_h + ow * y_w, here ? ow : NOWHERE, column_at, column_rr, staged,
-                                       activation, min(channels - column0, BN), w_out, y_w, column0 * y_c, y_c};
-            constexpr int VECTOR = 16 / sizeof(Element);
-            const bool vectors = channels % 4 == 0 && y_w % 4 == 0 && (unsigned long long)y % (4 * sizeof(Element)) == 0;
-            // Every row of a plane of a sample a voxel, in their order; of so many bytes each such plane is a multiple.
-            const unsigned of = (unsigned)(unsigned long long)y | (unsigned)(y_c | y_d | y_n) * (unsigned)sizeof(Element);
-            const bool in_order = channels_first && ph == h_out && pw == w_out && y_w == 1 && y_h == w_out && w_shift == 0 && h_shift == 0 && y_d == ph * pw;
-            const bool dense = in_order && of % 16 == 0;
-            if (!channels_first && activation <= 2 && (unsigned long long)y % 16 == 0 && (channels | y_n | y_d | y_h | y_w) % VECTOR == 0) {
+            const int at = at_row + od * y_d;
+            const Epilogue epilogue = {y, at, row_ow, column_at, column_rr, staged, activation, min(channels - column0, BN), w_out, y_w, column0 * y_c, y_c};
+            const auto place = [&](int) { return row_ow == NOWHERE ? -1 : at; };
+            if (way == WHOLE_VOXELS) {
                 epilogue.rows(sum);
                 continue;
             }
-            if (in_order && of % (4 * sizeof(Element)) == 0 && activation <= 2) {
-                const auto place = [&](int of_warpgroup) {
-                    const int row = work_of.piece * BM + warpgroup * M + of_warpgroup, of_sample = by->height.divide(by->line.divide(row));
-                    return row < rows ? of_sample * y_n + od * y_d + row - of_sample * ph * pw : -1;
-                };
-                if (sizeof(Element) == 4 || of % 16 == 0)
-                    epilogue.dense<uint4>(sum, warpgroup, place);
-                else
-                    epilogue.dense<uint2>(sum, warpgroup, place);
+            if (way == BY_16) {
+                epilogue.dense<uint4>(sum, warpgroup, place);
+                continue;
+            }
+            if (way == BY_8) {
+                epilogue.dense<uint2>(sum, warpgroup, place);
                 continue;
             }
 #pragma unroll 1
@@ -412,8 +420,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) halo_sweep(
                 epilogue.stage(sum, part);
                 if (activation > 2) epilogue.bend();
                 if (!channels_first)
-                    epilogue.last(part, vectors);
-                else if (dense)
+                    epilogue.last(part, way == VECTORS);
+                else if (way == IN_ORDER)
                     epilogue.dense(part);
                 else
                     epilogue.first<1>(part);
