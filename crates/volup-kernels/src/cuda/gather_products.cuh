@@ -16,8 +16,9 @@ constexpr int OF_TAP = PARTS * PANELS * CHANNELS * 16, OF_RESIDUE = REGISTERS / 
 struct UnitColumns {
     unsigned from;
 
+    __device__ __forceinline__ explicit UnitColumns(unsigned unit) : from(place(unit, PARTS * CHANNELS * 16)) {}
     __device__ __forceinline__ unsigned long long operator()(int h, int w, int step, int part) const {
-        return descriptor<1>(from + (h * RW + w) * OF_TAP + (step * 2 * PARTS + part) * CHANNELS * 16, PARTS * CHANNELS * 16);
+        return operand_at<1>(from + (h * RW + w) * (OF_TAP / 16) + (step * 2 * PARTS + part) * CHANNELS);
     }
 };
 
@@ -58,7 +59,7 @@ __device__ __forceinline__ void promote(float (&part)[REGISTERS], float (&sum)[R
 /// Starts a unit's products, residue by residue: those of high parts and, when these are added to registers, as the matrix unit's sums
 /// are cut off, those of a high and a low one, which are 2^11 times too large.
 __device__ __forceinline__ void multiply_parts(const Rows &x, int there, unsigned from_b, float (&part)[RH][REGISTERS], float (&sum)[RH][MI][REGISTERS]) {
-    const UnitColumns columns = {from_b};
+    const UnitColumns columns(from_b);
     matrix_fence();
     of_those_there(there, [&](int first_h, int last_h, int first, int last) {
 #pragma unroll
@@ -105,7 +106,7 @@ __device__ __forceinline__ void promote_cross(int there, float (&part)[RH][REGIS
 
 /// Starts a unit's products.
 __device__ __forceinline__ void multiply_unit(const Rows &x, int there, unsigned from_b, float (&sum)[RH][MI][REGISTERS]) {
-    const UnitColumns columns = {from_b};
+    const UnitColumns columns(from_b);
     matrix_fence();
     of_those_there(there, [&](int first_h, int last_h, int first, int last) {
 #pragma unroll
