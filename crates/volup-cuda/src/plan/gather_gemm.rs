@@ -64,7 +64,7 @@ const PARTS: f64 = 1.5e-6;
 const COUNTED: [f64; 2] = [0.04e-9, 0.06e-9];
 /// How much longer products of two parts take than three of one at full rate, by how many residues are columns: one, two, four. Sums are added
 /// to registers meanwhile, and instructions have fewer columns.
-const PARTED: [f64; 3] = [1.25, 1.36, 1.38];
+const PARTED: [f64; 3] = [1.235, 1.28, 1.31];
 /// The share of a round of tiles that is lost at the end, where there are many.
 const LAST_ROUND: f64 = 0.48;
 
