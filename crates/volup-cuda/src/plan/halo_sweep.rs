@@ -31,8 +31,8 @@ const ROUNDS: [usize; 2] = [3, PACK_ROUNDS];
 const BROUGHT: [f64; 3] = [11.5e9, 13.5e9, 16.5e9];
 const BESIDE: f64 = 0.1;
 const CHUNK: f64 = 2e-7;
-/// The part of the products that hides what packing beside them takes.
-const HIDES: f64 = 0.95;
+/// The part of the products that hides what packing beside them takes, with so many rounds.
+const HIDES: [f64; 2] = [0.95, 0.9];
 
 /// What a launch costs beside its work, in seconds.
 const LAUNCH: f64 = 3.6e-6;
@@ -273,7 +273,8 @@ impl<'a> Sweep<'a> {
         }
         let input = plan.input(context);
         // What takes the longer is not all of it.
-        let seconds = seconds + input.beside(context, HIDES * product, passed) - passed;
+        let hides = HIDES[usize::from(rounds == PACK_ROUNDS)];
+        let seconds = seconds + input.beside(context, hides * product, passed) - passed;
         // Blocks go through the planes together, and packs before them, unless each has a part of a piece.
         let in_step = pieces >= workers;
         (in_step && input.may_go_along()).then_some(Sweep { seconds, ..plan })
