@@ -8,7 +8,7 @@ CLI    := target/release/volup
 ARCHS         ?= sm_90
 CHECKED_ARCHS ?= sm_80,sm_90,sm_100
 
-.PHONY: help demo test test-rust test-python lint lint-rust lint-python format docs wheel kernels kernels-check emulate bench gpu-bundle clean
+.PHONY: help demo test test-rust test-python lint lint-rust lint-python format docs wheel kernels kernels-check kernels-checked emulate bench gpu-bundle clean
 
 help:
 	@echo "make demo    upsample a real MRI 2x with a trained decoder; figures and a PNG"
@@ -114,6 +114,16 @@ kernels-check: target/kernels/debug/volup-kernels
 # What runs as PTX is for Hopper; what of it there is not yet is made for it.
 	VOLUP_PTX=$(abspath target/kernels/check/sm_90) VOLUP_PTX_TOOL=$(abspath target/kernels/debug/volup-kernels) \
 		$(if $(CHECKED_ARCHS),,VOLUP_PTX_FEW=1) $(TOOLCHAIN) cargo test --workspace --locked emulated
+	$(HASH_OF_KERNELS) > $(RECORD)
+
+# What kernels are made from, what plans them and what runs them on the CPU, as one hash; and that of those that were checked.
+RECORD          := $(KERNELS)/checked
+HASH_OF_KERNELS := git ls-files -- $(KERNELS) crates/volup-ptx crates/volup-cuda/src crates/volup/src ':!$(RECORD)' \
+	| git hash-object --stdin-paths | git hash-object --stdin
+
+# Whether `kernels-check` has passed with them as they are.
+kernels-checked:
+	test "$$($(HASH_OF_KERNELS))" = "$$(cat $(RECORD))"
 
 emulate: kernels
 	VOLUP_PTX=$(abspath $(KERNELS)/cubins/sm_90) cargo test --release --locked --package volup-cuda --lib emulated \
