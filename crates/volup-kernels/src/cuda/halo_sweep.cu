@@ -273,8 +273,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) halo_sweep(
     const bool in_order = channels_first && ph == h_out && pw == w_out && y_w == 1 && y_h == w_out && w_shift == 0 && h_shift == 0 && y_d == ph * pw;
     const bool straight = activation <= 2, in_pieces = (channels | y_n | y_d | y_h | y_w) * sizeof(Element) % 16 == 0 && (unsigned long long)y % 16 == 0;
     const bool vectors = channels % 4 == 0 && y_w % 4 == 0 && (unsigned long long)y % (4 * sizeof(Element)) == 0;
-    const Way way = in_order && of % 16 == 0 ? straight ? BY_16 : IN_ORDER : in_order && sizeof(Element) == 2 && of % 8 == 0 && straight ? BY_8
-        : !channels_first && in_pieces && straight ? WHOLE_VOXELS : vectors ? VECTORS : ONE_BY_ONE;
+    const Way way = in_order && of % 16 == 0 ? (straight ? BY_16 : IN_ORDER)
+                    : in_order && sizeof(Element) == 2 && of % 8 == 0 && straight ? BY_8
+                    : !channels_first && in_pieces && straight ? WHOLE_VOXELS
+                    : vectors ? VECTORS : ONE_BY_ONE;
 
     for (int turn = 0;; turn++) {
         const Work work_of = work(turn);
