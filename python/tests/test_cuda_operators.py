@@ -12,7 +12,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import test_operators
 import test_training
 import torch
 import torch.nn.functional as F
@@ -21,6 +20,7 @@ from stand_in import CpuPass, cuda_kernels, pretend
 from test_operators import (
     test_compiled_code_holds_the_operators,
     test_compiled_layers,
+    test_opcheck,
     test_operators_cast_as_autocast_says,
     test_operators_refuse_what_the_functions_refuse,
 )
@@ -65,13 +65,6 @@ def passes(engine: bool) -> type[CpuPass]:
     if not engine:
         pytest.skip("of the engine's passes")
     return CpuPass
-
-
-# The operators are the same for either, and as PyTorch sees them for both layouts.
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", test_operators.NAMES)
-def test_opcheck(name: str, passes: type[CpuPass]) -> None:
-    test_operators.test_opcheck(name, True)
 
 
 # Second gradients are made of other operators, for which sizes of real layers differ in time alone.
