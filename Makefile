@@ -94,6 +94,11 @@ TOOLCHAIN     := $(KERNELS)/toolchain
 KERNELS_CARGO := --locked --manifest-path $(KERNELS)/Cargo.toml --target-dir target/kernels
 KERNELS_TOOL  := $(TOOLCHAIN) target/kernels/debug/volup-kernels --variants $(KERNELS)/variants.toml
 
+# What kernels are made from, what plans them and what runs them on the CPU, as one hash; and that of those that were checked.
+RECORD          := $(KERNELS)/checked
+HASH_OF_KERNELS := git ls-files -- $(KERNELS) crates/volup-ptx crates/volup-cuda/src crates/volup/src ':!$(RECORD)' \
+	| git hash-object --stdin-paths | git hash-object --stdin
+
 kernels: target/kernels/debug/volup-kernels
 	$(KERNELS_TOOL) --arch $(ARCHS) --out $(KERNELS)/cubins
 
@@ -115,11 +120,6 @@ kernels-check: target/kernels/debug/volup-kernels
 	VOLUP_PTX=$(abspath target/kernels/check/sm_90) VOLUP_PTX_TOOL=$(abspath target/kernels/debug/volup-kernels) \
 		$(if $(CHECKED_ARCHS),,VOLUP_PTX_FEW=1) $(TOOLCHAIN) cargo test --workspace --locked emulated
 	$(HASH_OF_KERNELS) > $(RECORD)
-
-# What kernels are made from, what plans them and what runs them on the CPU, as one hash; and that of those that were checked.
-RECORD          := $(KERNELS)/checked
-HASH_OF_KERNELS := git ls-files -- $(KERNELS) crates/volup-ptx crates/volup-cuda/src crates/volup/src ':!$(RECORD)' \
-	| git hash-object --stdin-paths | git hash-object --stdin
 
 # Whether `kernels-check` has passed with them as they are.
 kernels-checked:

@@ -24,15 +24,13 @@ const MOST_CHUNKS: usize = 8;
 const MOST_A: usize = 6;
 /// And panels and rows of one whose rows come from the input.
 const MOST_IN_PLACE: [usize; 2] = [8, 704];
-/// Rounds of what packs beside the products: more if there is room for them.
-const ROUNDS: [usize; 2] = [3, PACK_ROUNDS];
+/// Rounds of what packs beside the products, more if there is room for them, and the part of the products that hides what packing so takes.
+const ROUNDS: [(usize, f64); 2] = [(3, 0.95), (PACK_ROUNDS, 0.9)];
 /// Bytes a second of rows from the input that a block brings, of two, four and eight panels; the share of a plane's products, or of what it
 /// takes to bring its rows, that does not hide behind the longer of both; what a chunk takes besides, in seconds.
 const BROUGHT: [f64; 3] = [11.5e9, 13.5e9, 16.5e9];
 const BESIDE: f64 = 0.1;
 const CHUNK: f64 = 2e-7;
-/// The part of the products that hides what packing beside them takes, with so many rounds.
-const HIDES: [f64; 2] = [0.95, 0.9];
 
 /// What a launch costs beside its work, in seconds.
 const LAUNCH: f64 = 3.6e-6;
@@ -178,16 +176,16 @@ impl<'a> Sweep<'a> {
         let stage = chunk_panels * stage_rows * 16;
         let unit = w_kernel * chunk_panels * taps * n * 16;
         let b_least = if resident { chunks * h_kernel } else { 3 };
-        let fitting = |rounds: usize| {
+        let fitting = |(rounds, hides): (usize, f64)| {
             let packers = if along { packer_bytes(context, together(context), rounds) } else { 0 };
             let room = limit.checked_sub(FIXED + table_bytes(kernel) + packers)?;
             let left = room.checked_sub(b_least * unit)?;
             let more = if resident { 0 } else { (left.saturating_sub(3 * stage) / unit).min(3) };
             let (b_stages, left) = (b_least + more, left - more * unit);
             let a_stages = (left / stage).min(MOST_A).min(MOST_STAGES.checked_sub(b_stages)?);
-            (a_stages >= 2).then_some((rounds, room, a_stages, b_stages))
+            (a_stages >= 2).then_some((rounds, hides, room, a_stages, b_stages))
         };
-        let (rounds, room, a_stages, b_stages) = ROUNDS.into_iter().find_map(fitting)?;
+        let (rounds, hides, room, a_stages, b_stages) = ROUNDS.into_iter().find_map(fitting)?;
         let shared = limit - room + a_stages * stage + b_stages * unit;
 
         // Rows that taps reach before the first position, and after the last piece.
@@ -273,7 +271,6 @@ impl<'a> Sweep<'a> {
         }
         let input = plan.input(context);
         // What takes the longer is not all of it.
-        let hides = HIDES[usize::from(rounds == PACK_ROUNDS)];
         let seconds = seconds + input.beside(context, hides * product, passed) - passed;
         // Blocks go through the planes together, and packs before them, unless each has a part of a piece.
         let in_step = pieces >= workers;

@@ -538,12 +538,17 @@ fn right_in_all(engine: &Emulated, case: &Case, seed: u64) {
     }
 }
 
-/// The same for cases in the notation of the table, with inputs of NDHWC.
-fn right_of_last<'a>(engine: &Emulated, lines: impl IntoIterator<Item = &'a &'a str>) {
+/// The same for cases in the notation of the table, with inputs of a format.
+fn right_of<'a>(engine: &Emulated, format: MemoryFormat, lines: impl IntoIterator<Item = &'a &'a str>) {
     for (seed, line) in lines.into_iter().enumerate() {
-        let case = Case::parse("last", line, "channels last").expect("a valid case");
-        right_in_all(engine, &Case { format: MemoryFormat::ChannelsLast3d, ..case }, seed as u64);
+        let case = Case::parse("given", line, "given").expect("a valid case");
+        right_in_all(engine, &Case { format, ..case }, seed as u64);
     }
+}
+
+/// Those of NDHWC.
+fn right_of_last<'a>(engine: &Emulated, lines: impl IntoIterator<Item = &'a &'a str>) {
+    right_of(engine, MemoryFormat::ChannelsLast3d, lines);
 }
 
 /// One whose plans say something, where there are any that do.

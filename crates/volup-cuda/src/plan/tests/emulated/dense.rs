@@ -114,10 +114,7 @@ const PLANES: [&str; 5] = [
 fn planes_of_sweeps() {
     engines(Some(Algorithm::HaloGemm), |engine| {
         let engine = saying(engine, "halo_gemm sweep");
-        for (seed, line) in PLANES.into_iter().enumerate() {
-            let case = Case::parse("planes", line, "rows as voxels").expect("a valid case");
-            right_in_all(&engine, &case, seed as u64);
-        }
+        right_of(&engine, MemoryFormat::Contiguous, &PLANES);
         assert!(engine.said.get() >= PLANES.len(), "{} plans", engine.said.get());
     });
 }
