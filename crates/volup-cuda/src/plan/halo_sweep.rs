@@ -32,6 +32,9 @@ const BROUGHT: [f64; 3] = [11.5e9, 13.5e9, 16.5e9];
 const BESIDE: f64 = 0.1;
 const CHUNK: f64 = 2e-7;
 
+/// The most products of a row and a column that the matrix instructions sum up in the split, whose sums go to registers then.
+const MOST_PROMOTED: usize = 256;
+
 /// What a launch costs beside its work, in seconds.
 const LAUNCH: f64 = 3.6e-6;
 /// Clocks a second.
@@ -44,6 +47,9 @@ const PIECES: f64 = 8e10;
 /// Clocks that a warpgroup takes to get hold of a stage of A, and of a unit of B.
 const STAGE: f64 = 60.0;
 const UNIT: f64 = 120.0;
+/// Clocks that sums of the split take to registers. How much longer its products take, which the GPU's power limits.
+const TO_REGISTERS: f64 = 400.0;
+const POWER: f64 = 1.07;
 /// What a stage takes more where no other one is on its way, unless it is a whole plane.
 const SHALLOW: f64 = 900.0;
 /// How much longer blocks are busy for each column block more: they read the same.
@@ -52,6 +58,18 @@ const COLUMNS: f64 = 0.01;
 /// warpgroups' products hide a part.
 const TILE: f64 = 0.2e-6;
 const ELEMENT: f64 = 0.02e-9;
+
+/// What of the weight is a unit: a line of taps, all of a kernel's lines, or these of chunks that all stay in shared memory.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Units {
+    Lines,
+    Kernels,
+    Resident,
+}
+
+impl Units {
+    const ALL: [Units; 3] = [Units::Lines, Units::Kernels, Units::Resident];
+}
 
 /// A plan of this kernel.
 #[derive(Clone)]
@@ -71,6 +89,9 @@ pub(super) struct Sweep<'a> {
     blocks: usize,
     workers: usize,
     resident: bool,
+    /// Lines of taps along height that are a unit of the weight; whether sums of two units go to registers together.
+    unit_lines: usize,
+    alternates: bool,
     stage_rows: usize,
     a_stages: usize,
     b_stages: usize,
@@ -92,13 +113,8 @@ impl fmt::Display for Sweep<'_> {
             self.chunks, self.chunk_panels
         )?;
         let units = if self.resident { "resident" } else { "passing" };
-        write!(
-            f,
-            "{} stages, {} {units} units, {} blocks",
-            self.a_stages,
-            self.b_stages,
-            self.workers * self.blocks
-        )?;
+        write!(f, "{} stages, {} {units} units of {}, ", self.a_stages, self.b_stages, self.unit_lines)?;
+        write!(f, "{} blocks", self.workers * self.blocks)?;
         write!(f, "{}", self.source)
     }
 }
@@ -127,11 +143,11 @@ impl<'a> Sweep<'a> {
             }
             for kernel in kernels.filter(fits) {
                 for source in [Source::Packed, Source::Along, Source::InPlace] {
-                    for (resident, chunks) in [false, true]
+                    for (units, chunks) in Units::ALL
                         .into_iter()
-                        .flat_map(|at| (1..=MOST_CHUNKS).map(move |chunks| (at, chunks)))
+                        .flat_map(|units| (1..=MOST_CHUNKS).map(move |chunks| (units, chunks)))
                     {
-                        all.extend(Sweep::with(context, operand, kernel, lattices, chunks, resident, source));
+                        all.extend(Sweep::with(context, operand, kernel, lattices, chunks, units, source));
                     }
                 }
             }
@@ -145,10 +161,11 @@ impl<'a> Sweep<'a> {
         kernel: &'a Variant,
         lattices: [Lattice; 3],
         chunks: usize,
-        resident: bool,
+        units: Units,
         source: Source,
     ) -> Option<Sweep<'a>> {
-        if !source.is_possible(context, kernel, operand) {
+        let parts = operand.parts();
+        if !source.is_possible(context, kernel, operand) || parts == 1 && units == Units::Kernels {
             return None;
         }
         let (along, packs_input) = (source == Source::Along, source != Source::InPlace);
@@ -173,9 +190,20 @@ impl<'a> Sweep<'a> {
         if !(packs_input || is_row && stage_rows <= MOST_IN_PLACE[1]) {
             return None;
         }
-        let stage = chunk_panels * stage_rows * 16;
-        let unit = w_kernel * chunk_panels * taps * n * 16;
-        let b_least = if resident { chunks * h_kernel } else { 3 };
+        let resident = units == Units::Resident;
+        let unit_lines = if units == Units::Lines { 1 } else { h_kernel };
+        let stage = parts * chunk_panels * stage_rows * 16;
+        let unit = parts * unit_lines * w_kernel * chunk_panels * taps * n * 16;
+        // Products of a row and a column that a unit has.
+        let in_unit = unit_lines * w_kernel * chunk_panels * 16 / operand.bytes();
+        if parts > 1 && in_unit > MOST_PROMOTED {
+            return None;
+        }
+        let b_least = match units {
+            Units::Lines => 3,
+            Units::Kernels => 2,
+            Units::Resident => chunks,
+        };
         let fitting = |(rounds, hides): (usize, f64)| {
             let packers = if along { packer_bytes(context, together(context), rounds) } else { 0 };
             let room = limit.checked_sub(FIXED + table_bytes(kernel) + packers)?;
@@ -200,7 +228,7 @@ impl<'a> Sweep<'a> {
         let [output, input] =
             [geometry.output_shape(), geometry.input_shape()].map(|shape| shape.iter().product::<usize>());
         let largest = i32::MAX as usize;
-        let row_bytes = chunks * chunk_panels * 16;
+        let row_bytes = parts * chunks * chunk_panels * 16;
         let input_bytes = input * context.request.dtype.size();
         let items = blocks.checked_mul(h_kernel * w_kernel * chunks * chunk_panels * taps * n)?;
         if !packs(context, operand, 1, chunks * chunk_panels)
@@ -220,11 +248,20 @@ impl<'a> Sweep<'a> {
         let most = pieces / workers * planes
             + if left > 0 { (left * planes).div_ceil(workers) + taps - 1 } else { 0 };
         let columns = (taps * n) as f64;
-        let shallow = if a_stages == 2 && chunks > 1 { SHALLOW } else { 0.0 };
-        let instructions = (bm / 64 * h_kernel * w_kernel * chunks * chunk_panels / 2) as f64;
-        let clocks = instructions * (0.5 * columns).max(18.0 + columns / 4.0)
-            + chunks as f64 * (STAGE + h_kernel as f64 * if resident { 0.0 } else { UNIT } + shallow);
-        let copied = (chunks * stage + if resident { 0 } else { chunks * h_kernel * unit }) as f64;
+        let alternates = parts > 1 && 2 * in_unit <= MOST_PROMOTED;
+        let promotions = match (parts, alternates) {
+            (1, _) => 0.0,
+            (_, true) => 1.0,
+            (_, false) => 1.5,
+        };
+        let power = if parts > 1 { POWER } else { 1.0 };
+        let of_unit = if resident { 0.0 } else { UNIT } + promotions * TO_REGISTERS;
+        let shallow = if a_stages == 2 && chunks > 1 && parts == 1 { SHALLOW } else { 0.0 };
+        let products = if parts > 1 { 3 } else { 1 };
+        let instructions = (products * bm / 64 * h_kernel * w_kernel * chunks * chunk_panels / 2) as f64;
+        let clocks = instructions * (0.5 * columns * power).max(18.0 + columns / 4.0)
+            + chunks as f64 * (STAGE + (h_kernel / unit_lines) as f64 * of_unit + shallow);
+        let copied = (chunks * (stage + if resident { 0 } else { h_kernel / unit_lines * unit })) as f64;
         let plane = (clocks / CLOCK).max(copied * context.device.multiprocessors as f64 / CACHE);
         let plane = if packs_input {
             plane
@@ -236,7 +273,9 @@ impl<'a> Sweep<'a> {
         let again = 1.0 + COLUMNS * (blocks - 1) as f64;
         let busy = most as f64 * again * (plane + TILE + ELEMENT * (bm * n) as f64);
         let output = (output * context.request.dtype.size()) as f64 / context.device.memory(MEMORY);
-        let moved = if packs_input { input_bytes + 2 * a_rows * row_bytes } else { 0 };
+        // What a pack that is done before has written is read beside the products.
+        let passes = if parts > 1 { 1 } else { 2 };
+        let moved = if packs_input { input_bytes + passes * a_rows * row_bytes } else { 0 };
         let passed = (moved as f64 / context.device.memory(MEMORY)).max(items as f64 / PIECES);
         // Without a pack of the input another one hides behind the product's start.
         let launches = if packs_input { 3 } else { 1 } + usize::from(operand.has_scale());
@@ -258,6 +297,8 @@ impl<'a> Sweep<'a> {
             blocks,
             workers,
             resident,
+            unit_lines,
+            alternates,
             stage_rows,
             a_stages,
             b_stages,
@@ -341,7 +382,8 @@ impl<'a> Sweep<'a> {
         let [weight_at, scale] =
             weight.steps(context, [self.blocks * n, inner], control, workspace, steps)?;
         let in_place = self.source == Source::InPlace;
-        let input_at = workspace.take(if in_place { 0 } else { self.packed_rows() * input.panels * 16 });
+        let row_bytes = self.operand.parts() * input.panels * 16;
+        let input_at = workspace.take(if in_place { 0 } else { self.packed_rows() * row_bytes });
         if self.source == Source::Packed {
             input.pack(context, 0, input_at, Some(control), true, steps)?;
         }
@@ -376,7 +418,8 @@ impl<'a> Sweep<'a> {
         push(&mut arguments, [y_n, y_c, y_d, y_h, y_w])?;
         arguments.push(i32::from(first).into());
         arguments.extend(bias_and_activation(request));
-        push(&mut arguments, [self.a_stages, self.stage_rows, self.b_stages, usize::from(self.resident)])?;
+        push(&mut arguments, [self.a_stages, self.stage_rows, self.b_stages, self.unit_lines])?;
+        push(&mut arguments, [usize::from(self.resident)])?;
         let pieces = self.rows.div_ceil(tile_rows(self.kernel));
         push(&mut arguments, [pieces / self.workers])?;
         arguments.push(Argument::Pointer(Buffer::Input, 0));
@@ -387,6 +430,9 @@ impl<'a> Sweep<'a> {
             (self.source == Source::Along).then_some(self.workers * self.blocks * tile_rows(self.kernel));
         input.along(context, at_once, &mut arguments)?;
         push(&mut arguments, [self.rounds, if in_place { conv.in_channels() } else { 0 }])?;
+        if self.operand.parts() > 1 {
+            push(&mut arguments, [usize::from(self.alternates)])?;
+        }
         let grid = [(self.workers * self.blocks) as u32, 1, 1];
         let shared = self.shared as u32;
         steps.push(Step::Launch { variant: *self.kernel, grid, shared, arguments, overlap: true });

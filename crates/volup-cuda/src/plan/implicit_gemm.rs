@@ -5,7 +5,7 @@ use super::pack::Operand;
 use super::phases::taps_of_residues;
 use super::{
     Argument, Buffer, Context, RESERVED, SHARED, Step, Workspace, activation_code, bias_and_activation,
-    epilogue, grid, product, push, size, strides,
+    epilogue, gcd, grid, product, push, size, strides,
 };
 use crate::Variant;
 use std::fmt;
@@ -40,16 +40,20 @@ const APART: f64 = 0.21;
 const UNEVEN: f64 = 1.46;
 /// Of what takes less, the part that does not hide behind the other.
 const SEEN: f64 = 0.21;
+// What stands twice is of `ieee` in NCDHW the second time: of two fp16, whose boxes are gone through twice before they are there.
+
+/// The share of these instructions that there are a second.
+const SHARE: [f64; 2] = [1.0, 0.81];
 /// The parts of a box's way to shared memory, at the start, and of a unit of work, at the end, that hide behind nothing.
-const ENDS: [f64; 2] = [0.86, 0.31];
+const ENDS: [[f64; 2]; 2] = [[0.86, 0.31], [1.9, 0.0]];
 /// How much longer it takes with two stages, and with three: what brings a box waits for what uses one.
-const WAITS: [f64; 2] = [1.05, 1.02];
+const WAITS: [[f64; 2]; 2] = [[1.05, 1.02], [1.07, 1.07]];
 /// Seconds until a block's tables are there; until a thread has brought two vectors of weights, or one of a channel of the input;
 /// and a box beside its vectors.
 const START: f64 = 5e-6;
 const WEIGHTS: f64 = 1e-6;
 const VECTOR: f64 = 0.088e-6;
-const BOX: f64 = 0.91e-6;
+const BOX: [f64; 2] = [0.91e-6, 2.2e-6];
 /// How much longer vectors take whose elements are asked for one by one; of NDHWC by kind of operand.
 const SCATTERED: f64 = 3.0;
 const SCATTERED_LAST: [f64; 3] = [3.0, 3.0, 8.0];
@@ -58,7 +62,7 @@ const SCATTERED_LAST: [f64; 3] = [3.0, 3.0, 8.0];
 /// them.
 const STEP: f64 = 11.0;
 const TILE: [f64; 3] = [5.6, 5.5, 8.0];
-const UNIT: f64 = 284.0;
+const UNIT: [f64; 2] = [284.0, 80.0];
 const BLOCK: f64 = 56.0;
 const RESIDUE: f64 = 32.0;
 const STORED: f64 = 22.6;
@@ -314,10 +318,12 @@ impl<'a> ImplicitGemm<'a> {
             return None;
         }
         let each = |count: usize| count as f64;
+        let twice = usize::from(parts == 2 && !of_last);
         let steps = each(entries) / 8.0 / each(depth.stride);
         let outputs = each(blocks_h * lines_of_block * segments * 16 * height.stride);
         let products = steps * (each(lines_of_block * segments * 4) * TILE[kind(operand)] + STEP);
-        let unit = (products + BLOCK + RESIDUE * each(height.stride)) * each(blocks_h * of_unit) + UNIT;
+        let unit =
+            (products + BLOCK + RESIDUE * each(height.stride)) * each(blocks_h * of_unit) + UNIT[twice];
         let unit = unit + STORED * each(runs);
         let outputs = outputs * each(of_unit);
         let of = |activation| outputs * bent(activation_code(activation).0);
@@ -330,29 +336,29 @@ impl<'a> ImplicitGemm<'a> {
         let rounds = groups.div_ceil(context.device.multiprocessors);
         let turns = each(items.div_ceil(blocks_of_group) * rounds);
         let of_word = if half { 2.0 } else { 1.0 };
-        let brought = turns * ((vectors / each(PRODUCERS)).ceil() * VECTOR * of_word * scattered + BOX);
+        let brought =
+            turns * ((vectors / each(PRODUCERS)).ceil() * VECTOR * of_word * scattered + BOX[twice]);
         let stored = if joined { run * runs * units_h } else { run * voxel.map_or(1, |_| 8 * of_unit) };
         let apart = APART * (1.0 - 1.0 / each(blocks_h));
         let memory = context.device.memory(MEMORY)
             / (1.0 + RUN[usize::from(!joined)] / (stored * element) as f64 + apart);
         // Blocks that have a box less than others wait for these at the end.
         let uneven = 1.0 + UNEVEN * (turns * each(blocks_of_group) / (each(items) * rounds as f64) - 1.0);
-        // The last boxes along height are not whole; they are always the same blocks' if there are as many of these as of those, or a
-        // multiple.
+        // The last boxes along height are not whole. Some blocks may meet none of these: their boxes are as far apart as there are blocks.
         let whole = height.output as f64 / (boxes[1] * box_h) as f64;
-        let alike = blocks_of_group.is_multiple_of(boxes[1] * boxes[2]);
+        let alike = boxes[1] == 1 || gcd(blocks_of_group, boxes[1] * boxes[2]) > boxes[2];
         let (whole, uneven) = if alike { (1.0, uneven / whole) } else { (whole, uneven) };
         let weights =
             each(4 * entries * tiles).div_euclid(each(32 * warps + PRODUCERS)).max(1.0) * WEIGHTS / 2.0;
         // The last units of a block are not as many as its warps.
         let all_units = turns * each(units);
         let all_units = (all_units / each(warps)).ceil() * each(warps);
-        let issued = ISSUED[(warpgroups - 2).min(2)];
+        let issued = ISSUED[(warpgroups - 2).min(2)] * SHARE[twice];
         let pass = |unit: f64, moved: f64| {
             let parts = [all_units * unit / issued * whole, brought, moved / memory * uneven];
-            let ends = ENDS[0] * brought / turns + ENDS[1] * each(warps) * unit / issued;
+            let ends = ENDS[twice][0] * brought / turns + ENDS[twice][1] * each(warps) * unit / issued;
             let most = parts.into_iter().fold(0.0, f64::max);
-            let waits = WAITS.get(stages - 2).copied().unwrap_or(1.0);
+            let waits = WAITS[twice].get(stages - 2).copied().unwrap_or(1.0);
             START + weights + ends + (most + SEEN * (parts.iter().sum::<f64>() - most)) * waits
         };
         let written = voxel.map_or(WRITTEN, |_| WRITTEN_LAST[usize::from(half)]);

@@ -14,10 +14,10 @@
 // `Y[i + td, r, column] += sum over th, tw, k: A[i*rows + r + offset, k] * B[th, tw][td*BN + column][k]`.
 //
 // - **A**, written by `halo_pack_input` with depth and samples in each other's place: panels of 16 bytes a row, `a_rows` rows apart, of
-//   which the first `lead` come before the first position's. With `in_place` there is no A: rows are brought from x itself
-//   (`sweep_rows.cuh`).
-// - **B**, written by `halo_pack_weight` with `sweeps`: tiles of `chunk_panels` panels of PLANES*BN rows of 16 bytes, in the order
-//   [column block][chunk][th][tw].
+//   which the first `lead` come before the first position's; of two parts the low one's panels follow. With `in_place` there is no A: rows
+//   are brought from x itself (`sweep_rows.cuh`).
+// - **B**, written by `halo_pack_weight` with `sweeps`: tiles of `chunk_panels` panels of PLANES*BN rows of 16 bytes, of two parts those of
+//   the high one, then those of the low one, in the order [column block][chunk][th][tw].
 //
 // # How
 //
@@ -25,22 +25,25 @@
 // (`pack_ahead.cuh`). A piece is BM = 64*MI*WGS rows of every plane, by BN columns of the output. A block keeps to a column block, of
 // which `gridDim.x/blocks` blocks share the pieces: all planes of `whole` pieces each, one after the other, then as many of the planes of
 // what is left. Where it does not start with a piece's first plane, it multiplies the PLANES - 1 planes before, too, without writing.
-// For each chunk of channels of a plane the producer copies a stage of A with its halo, for each tap along height a unit of B with all
-// taps along width; `resident`: all units fit in the ring, and are copied once.
+// For each chunk of channels of a plane the producer copies a stage of A with its halo, for each `unit_lines` taps along height a unit of B
+// with all taps along width; `resident`: all units fit in the ring, and are copied once.
 //
 // Shared memory, in order: barriers, at 1 KB divisors, with `in_place` places of rows, at 4 KB tables of columns for each warpgroup, staging
 // areas for each warp, A's ring (`a_stages`), B's (`b_stages`), what packing takes.
 //
 // # Numbers
 //
-// KIND 0 and 5 of `halo_gemm`.
+// KIND 0, 2 and 5 of `halo_gemm`. Of two fp16 a unit is gone through three times: by the rows' low part, the columns', and by both high ones,
+// in every other unit the other way round. Products of high parts and cross products, 2^11 times too large, so are added up by the same
+// registers one after the other, and go from there to float32 sums each time that the kind changes; without `alternates`, also after each
+// unit's high ones.
 //
 // # What it takes
 //
 // It may be launched so that it starts while the packs still run. Block: 128 threads a warpgroup, and 128. Grid: a multiple of `blocks`
 // along the first axis. Bytes of dynamic shared memory:
-// `4096 + WGS*(16*BN + 4096*MI + 1024) + a_stages*chunk_panels*stage_rows*16 + b_stages*w_kernel*chunk_panels*PLANES*BN*16`, and
-// those of the packers; with `in_place` stages are of 2, 4 or 8 panels, and at most 704 rows; `stage_rows` a multiple of 8, at least two
+// `4096 + WGS*(16*BN + 4096*MI + 1024) + a_stages*parts*chunk_panels*stage_rows*16 + b_stages*unit_lines*w_kernel*parts*chunk_panels*PLANES*BN*16`,
+// and those of the packers; with `in_place` stages are of 2, 4 or 8 panels, and at most 704 rows; `stage_rows` a multiple of 8, at least two
 // stages of each, at most 60 of both together.
 //
 // Parameters, in order:
@@ -53,14 +56,17 @@
 // 4. `chunk_panels`, `chunks`, `blocks`, `channels`.
 // 5. `y_n`, `y_c`, `y_d`, `y_h`, `y_w`.
 // 6. `channels_first`, `has_bias`, `activation`, `slope` (f64).
-// 7. `a_stages`, `stage_rows`, `b_stages`, `resident`, `whole`.
+// 7. `a_stages`, `stage_rows`, `b_stages`, `unit_lines` (of taps along height: 1, or all), `resident`, `whole`.
 // 8. Of the input, to pack it, for which its planes are samples of which each has `n` planes: `x`, `height`, `width`, `panels`, `x_n`,
 //    `x_c`, `x_d`, `x_h`, `x_w`, `units`, `before`, `shift`, `pieces`, `ahead` (0: it is packed); `pack_rounds`, 2 or 3; `in_place` (channels
 //    of x, whose rows are brought from there, else 0: of 16 bits, side by side in whole pieces of 16 bytes, as voxels are; `ahead` is 0).
+// 9. Of two fp16, for which `ahead` and `in_place` are 0: `alternates`.
 
 /// What hides the memory's latency: a block's products leave three warps to pack.
 #define MORE_PACK_ROUNDS
-#define PACK_VOXELS (KIND == 5 ? 4 : 8)
+#define PACK_VOXELS (KIND == 0 ? 8 : 4)
+/// Rows meet the weights of their taps only: an input's numbers that are none come where they should.
+#define PACK_ASKS (KIND != 0)
 
 #include "divisor.cuh"
 #include "halo_epilogue.cuh"
@@ -72,10 +78,18 @@
 #if !defined(PLANES)
 #error "PLANES: taps along depth"
 #endif
-static_assert(CTAS == 1 && (KIND == 0 || KIND == 5));
+static_assert(CTAS == 1 && (KIND == 0 || KIND == 2 || KIND == 5));
 
 /// Columns of an instruction, and registers of their sums.
 constexpr int ALL_COLUMNS = PLANES * BN, ALL_REGISTERS = PLANES * REGISTERS;
+
+/// Registers of a thread: with two parts sums stand twice, and nothing is packed.
+constexpr int OF_CONSUMER = KIND != 2 ? CONSUMER_REGISTERS : WGS == 2 ? 232 : 152;
+constexpr int OF_PRODUCER = KIND != 2 ? PRODUCER_REGISTERS : WGS == 2 ? 40 : 56;
+static_assert(KIND != 2 || WGS == 2 || WGS == 3);
+
+/// How often a unit's taps are multiplied, and which parts of both operands.
+constexpr int PASSES = KIND == 2 ? 3 : 1, BOTH_HIGH = 0, LOW_ROWS = 1, LOW_COLUMNS = 2;
 
 /// A number that is known.
 template <int COUNT> struct Count {
@@ -119,24 +133,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) halo_sweep(
     const Element *bias, Element *y, int rows, int a_rows, int lead, int n, int ph, int pw, int planes, int d_shift, int d_out, int h_kernel,
     int back_h, int h_shift, int h_out, int w_kernel, int w_step, int w_shift, int w_out, int offset, int chunk_panels, int chunks, int blocks,
     int channels, int y_n, int y_c, int y_d, int y_h, int y_w, int channels_first, int has_bias, int activation, double slope, int a_stages,
-    int stage_rows, int b_stages, int resident, int whole, const Element *x, int height, int width, int panels,
+    int stage_rows, int b_stages, int unit_lines, int resident, int whole, const Element *x, int height, int width, int panels,
     int x_n, int x_c, int x_d, int x_h, int x_w, int units, int before, int shift, int pieces, int ahead,
-    int pack_rounds, int in_place) {
+    int pack_rounds, int in_place
+#if KIND == 2
+    , int alternates
+#endif
+) {
     let_next_start();
     extern __shared__ __align__(128) char memory[];
     const unsigned full_a = shared(memory), empty_a = full_a + 8 * a_stages;
     const unsigned full_b = empty_a + 8 * a_stages, empty_b = full_b + 8 * b_stages;
     // Of a row of A in shared memory, which is 16 bytes of each panel by itself, or all of it.
     const bool is_in_place = KIND == 0 && in_place;
-    const int pitch = is_in_place ? chunk_panels * 16 : 16, panel_bytes = 16 * stage_rows;
-    const int stage_bytes = chunk_panels * panel_bytes;
-    const int tap_bytes = chunk_panels * ALL_COLUMNS * 16, unit_bytes = w_kernel * tap_bytes;
+    const int pitch = is_in_place ? chunk_panels * 16 : 16, panel_bytes = 16 * stage_rows, part_bytes = chunk_panels * panel_bytes;
+    const int stage_bytes = PARTS * part_bytes;
+    const int tap_bytes = PARTS * chunk_panels * ALL_COLUMNS * 16, unit_bytes = unit_lines * w_kernel * tap_bytes;
     Divisors *const by = (Divisors *)(memory + 1024);
     char *tables = memory + 4096;
     const unsigned ring_a = shared(memory) + 4096 + WGS * (16 * BN + 16 * STAGING), ring_b = ring_a + a_stages * stage_bytes;
     const PackAhead packed = {x, (uint4 *)a, control, a_rows, lead, planes, n, height, width, 1, panels, x_n, x_c, x_d, x_h, x_w, before, shift, pieces, ahead, pack_rounds};
     const int row_pieces = (rows + BM - 1) / BM, workers = gridDim.x / blocks, worker = blockIdx.x / blocks, block = blockIdx.x - worker * blocks;
-    const int b_units = chunks * h_kernel;
+    const int units_of_chunk = h_kernel / unit_lines, b_units = chunks * units_of_chunk;
 
     if (threadIdx.x == 0) {
         for (int i = 0; i < a_stages; i++) {
@@ -158,11 +176,11 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) halo_sweep(
     const auto work = [&](int turn) { return Work(turn, worker, workers, row_pieces, planes, whole); };
 
     if (threadIdx.x >= CONSUMERS) {
-        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(PRODUCER_REGISTERS));
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(OF_PRODUCER));
         const PackDivisors lines = {by->line, by->height, by->samples, by->units};
         if (threadIdx.x >= CONSUMERS + 32) {
             // The launch before, the weight's pack, has written nothing that this needs.
-            if (ahead > 0) packed.pack(lines, memory + (ring_b - shared(memory)) + b_stages * unit_bytes);
+            if (KIND != 2 && ahead > 0) packed.pack(lines, memory + (ring_b - shared(memory)) + b_stages * unit_bytes);
 #if KIND == 0
             if (in_place) {
                 SweepRows from_input = {x, n, pw, ph, width, height, in_place, x_n, x_d, x_h, x_w, ring_a, full_a, empty_a,
@@ -200,35 +218,36 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) halo_sweep(
 #pragma unroll 1
             for (int plane = w.first(); plane < w.to; plane++) {
                 const int row = lead + plane * rows + w.piece * BM + offset - (h_kernel - 1) * back_h;
-                packed.await(row, row + length - 1, lines);
+                if (KIND != 2) packed.await(row, row + length - 1, lines);
 #pragma unroll 1
                 for (int chunk = 0; chunk < chunks; chunk++) {
                     if (!in_place) {
                         if (lane == 0) {
                             barrier_wait(empty_a + 8 * at_a, phase_a);
-                            barrier_expect(full_a + 8 * at_a, chunk_panels * length * 16);
+                            barrier_expect(full_a + 8 * at_a, PARTS * chunk_panels * length * 16);
                         }
                         __syncwarp();
 #pragma unroll 1
-                        for (int p = lane; p < chunk_panels; p += 32)
-                            copy(ring_a + at_a * stage_bytes + p * panel_bytes,
-                                 a + 16ll * row + (long long)(chunk * chunk_panels + p) * 16 * a_rows, length * 16, full_a + 8 * at_a);
+                        for (int p = lane; p < PARTS * chunk_panels; p += 32) {
+                            const int part = p / chunk_panels, panel = (part * chunks + chunk) * chunk_panels + p - part * chunk_panels;
+                            copy(ring_a + at_a * stage_bytes + p * panel_bytes, a + 16ll * row + 16ll * panel * a_rows, length * 16, full_a + 8 * at_a);
+                        }
                         if (++at_a == a_stages) at_a = 0, phase_a ^= 1;
                     }
                     if (resident) continue;
 #pragma unroll 1
-                    for (int ah = 0; ah < h_kernel; ah++) {
+                    for (int unit = 0; unit < units_of_chunk; unit++) {
                         if (lane == 0) {
                             barrier_wait(empty_b + 8 * at_b, phase_b);
                             barrier_expect(full_b + 8 * at_b, unit_bytes);
-                            copy(ring_b + at_b * unit_bytes, of_block + (long long)(chunk * h_kernel + ah) * unit_bytes, unit_bytes, full_b + 8 * at_b);
+                            copy(ring_b + at_b * unit_bytes, of_block + (long long)(chunk * units_of_chunk + unit) * unit_bytes, unit_bytes, full_b + 8 * at_b);
                         }
                         if (++at_b == b_stages) at_b = 0, phase_b ^= 1;
                     }
                 }
             }
         }
-        packed.finish();
+        if (KIND != 2) packed.finish();
         // What no work has asked for may still be on its way to memory that the next block is given.
         if (resident)
             for (int u = lane; u < b_units; u += 32) barrier_wait(full_b + 8 * u, 0);
@@ -237,7 +256,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) halo_sweep(
 
     // A consumer.
     await_previous();
-    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(CONSUMER_REGISTERS));
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(OF_CONSUMER));
     const int warpgroup = __shfl_sync(0xffffffffu, threadIdx.x / 128, 0);
     const int thread = threadIdx.x % 128, lane = threadIdx.x % 32;
     int *column_at = (int *)(tables + warpgroup * 16 * BN), *column_rr = column_at + BN;
@@ -261,7 +280,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) halo_sweep(
         }
         asm volatile("bar.sync %0, 128;" ::"r"(warpgroup + 1) : "memory");
     }
-    const int steps = chunk_panels / 2, together = resident ? h_kernel : 1;
+    const int steps = chunk_panels / 2, taps = unit_lines * w_kernel;
     // Of A's descriptors: pieces of 16 bytes from a row to the next, and from a step of K to the next; what does not change.
     const int of_row = pitch / 16, of_step = is_in_place ? 2 : panel_bytes / 8, step_w = w_step * of_row, step_h = back_h * of_row;
     const unsigned kind_of_a = kind_of_rows(pitch, MI);
@@ -303,6 +322,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) halo_sweep(
             if (plane < work_of.to) {
                 // What the matrix instructions in flight read, to be given back when they are done.
                 int held_a = -1, held_b = -1;
+#if KIND == 2
+                // Sums of products of some parts; whether there are none yet, and whether a unit's high parts come first.
+                float running[MI][ALL_REGISTERS];
+                int fresh = 1, high_first = 0;
+                const auto promote = [&](int parts) {
+                    const float times = parts == BOTH_HIGH ? 1.0f : 0.00048828125f;
+#pragma unroll
+                    for (int i = 0; i < MI; i++)
+#pragma unroll
+                        for (int j = 0; j < ALL_REGISTERS; j++) sums[i][j] = fmaf(running[i][j], times, sums[i][j]);
+                    fresh = 1;
+                };
+#else
+                float(&running)[MI][ALL_REGISTERS] = sums;
+                constexpr int fresh = 0, high_first = 0;
+#endif
                 // K: the steps of 32 bytes of a chunk, or 0 for any number of them.
                 const auto products = [&](auto known) {
                     constexpr int K = decltype(known)::value;
@@ -311,39 +346,59 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) halo_sweep(
                         barrier_wait(full_a + 8 * at_a, phase_a);
                         unsigned of_line = place(ring_a + at_a * stage_bytes + ((h_kernel - 1) * back_h + warpgroup * M) * pitch, panel_bytes);
 #pragma unroll 1
-                        for (int line = 0; line < h_kernel; line += together) {
-                            const int slot = resident ? chunk * h_kernel : at_b;
-                            if (!there)
-                                for (int l = 0; l < together; l++) barrier_wait(full_b + 8 * (slot + l), resident ? 0 : phase_b);
-                            unsigned from_a = of_line, from_b = place(ring_b + slot * unit_bytes, ALL_COLUMNS * 16);
-                            const auto tap = [&] {
-#pragma unroll(K > 0 ? K : 1)
-                                for (int k = 0; k < (K > 0 ? K : steps); k++) {
-                                    const unsigned long long columns = operand_at<1>(from_b + k * 2 * ALL_COLUMNS);
-#pragma unroll
-                                    for (int i = 0; i < MI; i++)
-                                        multiply(sums[i], (unsigned long long)kind_of_a << 32 | from_a + i * 8 * of_row + k * of_step, columns, 1);
-                                }
-                            };
-                            matrix_fence();
-                            // The last one by itself: it is what the group ends with.
-                            int aw = 1;
+                        for (int unit = 0; unit < units_of_chunk; unit++) {
+                            const int slot = resident ? chunk * units_of_chunk + unit : at_b;
+                            if (!there) barrier_wait(full_b + 8 * slot, resident ? 0 : phase_b);
 #pragma unroll 1
-                            for (int t = 1; t < together * w_kernel; t++, aw++) {
+                            for (int pass = 0; pass < PASSES; pass++) {
+                                const int parts = PASSES == 1 ? BOTH_HIGH : (high_first ? PASSES - pass : pass + 1) % PASSES;
+                                unsigned from_line = of_line + (parts == LOW_ROWS ? part_bytes / 16 : 0), from_a = from_line;
+                                unsigned from_b = place(ring_b + slot * unit_bytes, PARTS * ALL_COLUMNS * 16) + (parts == LOW_COLUMNS ? ALL_COLUMNS : 0);
+                                int keep = !fresh;
+                                const auto tap = [&] {
+#pragma unroll(K > 0 ? K : 1)
+                                    for (int k = 0; k < (K > 0 ? K : steps); k++) {
+                                        const unsigned long long columns = operand_at<1>(from_b + k * 2 * PARTS * ALL_COLUMNS);
+#pragma unroll
+                                        for (int i = 0; i < MI; i++)
+                                            multiply(running[i], (unsigned long long)kind_of_a << 32 | from_a + i * 8 * of_row + k * of_step, columns, keep);
+                                        keep = 1;
+                                    }
+                                };
+                                matrix_fence();
+                                // The last one by itself: it is what the group ends with.
+                                int aw = 1;
+#pragma unroll 1
+                                for (int t = 1; t < taps; t++, aw++) {
+                                    tap();
+                                    from_b += tap_bytes / 16;
+                                    from_a += step_w;
+                                    if (aw == w_kernel) aw = 0, from_line -= step_h, from_a = from_line;
+                                }
                                 tap();
-                                from_b += tap_bytes / 16;
-                                from_a += step_w;
-                                if (aw == w_kernel) aw = 0, of_line -= step_h, from_a = of_line;
+                                matrix_commit();
+#if KIND == 2
+                                fresh = 0;
+                                const bool other_next = pass == (high_first ? 0 : 1);
+                                if (other_next || pass == 2 && parts == BOTH_HIGH && !alternates) {
+                                    matrix_wait<0>();
+                                    promote(parts);
+                                } else {
+                                    matrix_wait<1>();
+                                }
+#else
+                                matrix_wait<1>();
+#endif
+                                if (pass == 0 && lane == 0) {
+                                    if (held_a >= 0) barrier_arrive(empty_a + 8 * held_a);
+                                    if (held_b >= 0) barrier_arrive(empty_b + 8 * held_b);
+                                }
                             }
-                            tap();
-                            of_line -= step_h;
-                            matrix_commit();
-                            matrix_wait<1>();
-                            if (lane == 0) {
-                                if (held_a >= 0) barrier_arrive(empty_a + 8 * held_a);
-                                if (held_b >= 0) barrier_arrive(empty_b + 8 * held_b);
-                            }
-                            held_a = line + together == h_kernel ? at_a : -1;
+                            of_line -= unit_lines * step_h;
+#if KIND == 2
+                            high_first ^= 1;
+#endif
+                            held_a = unit + 1 == units_of_chunk ? at_a : -1;
                             held_b = -1;
                             if (!resident) {
                                 held_b = at_b;
@@ -353,6 +408,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) halo_sweep(
                         if (++at_a == a_stages) at_a = 0, phase_a ^= 1;
                     }
                     matrix_wait<0>();
+#if KIND == 2
+                    if (!fresh) promote(high_first ? BOTH_HIGH : LOW_COLUMNS);
+#endif
                 };
                 if (steps == 1)
                     products(Count<1>());

@@ -35,6 +35,13 @@ constexpr bool MAY_HAVE_MORE = false;
 #endif
 constexpr int ROUNDS = 2, MORE_ROUNDS = 3, ROUND = 32 * VOXELS * E * sizeof(Element);
 
+/// Whether it looks for the largest magnitude, so that the definition computes where there are infinities or NaN: with a kernel that
+/// multiplies rows by weights that are none, or gaps between.
+#ifndef PACK_ASKS
+#define PACK_ASKS 1
+#endif
+constexpr bool ASKS = SCALED || PACK_ASKS;
+
 /// Bytes of 32 positions of four panels, and how many of them a ring has room for.
 constexpr int POSITION_ROUND = 32 * 4 * E * sizeof(Element), POSITION_SLOTS = ROUNDS * ROUND / POSITION_ROUND;
 static_assert(POSITION_SLOTS >= 2);
@@ -119,7 +126,7 @@ struct PackAhead {
                 piece = take();
             }
         }
-        if (!SCALED) raise(&control[0], as_float32(Element{}, largest(Element{}, most)));
+        if (ASKS && !SCALED) raise(&control[0], as_float32(Element{}, largest(Element{}, most)));
     }
 
 private:
@@ -296,7 +303,7 @@ private:
 #pragma unroll
                     for (int e = 0; e < E; e++) v[e] = slot0[(e * VOXELS + slot) * 32];
                     unsigned &largest = SCALED ? of_position[slot] : most;
-                    largest = larger(largest, v);
+                    if (ASKS) largest = larger(largest, v);
                     write(v, to[slot] >= 0 ? to[slot] + round * a_rows : -1, scale);
                 }
                 meet();
@@ -377,7 +384,7 @@ private:
                         for (int j = 0; j < OF_PANEL; j++)
                             *(uint4 *)&v[j * (16 / sizeof(Element))] = *(const uint4 *)(from + vector_at<VECTORS>(lane, i * OF_PANEL + j));
                         unsigned &largest = SCALED ? of_position : most;
-                        largest = larger(largest, v);
+                        if (ASKS) largest = larger(largest, v);
                         write(v, place >= 0 ? place + (round * 4 + i) * a_rows : -1, scale);
                     }
                     meet();
@@ -421,7 +428,7 @@ private:
 #pragma unroll
                     for (int e = 0; e < E; e++) v[e] = ((const Element *)slot0)[(i * E + e) * 32 + lane];
                     unsigned &largest = SCALED ? of_position : most;
-                    largest = larger(largest, v);
+                    if (ASKS) largest = larger(largest, v);
                     write(v, at.x >= 0 && round * 4 + i < count_panels ? at.x + (round * 4 + i) * a_rows : -1, scale);
                 }
             });

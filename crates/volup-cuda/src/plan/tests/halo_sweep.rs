@@ -1,8 +1,8 @@
 //! What `halo_sweep` does, given its arguments.
 
-use super::contracts::{activation, biased, through};
+use super::contracts::{LIFT, activation, biased, through};
 use super::halo::{
-    MOST_STAGES, Packing, SHARED, elements, pack_along, packer_bytes, rows_of_tile, scaled_back,
+    MOST_STAGES, Packing, SHARED, elements, pack_along, packer_bytes, parts, rows_of_tile, scaled_back,
 };
 use super::machine::{Call, Machine};
 
@@ -14,8 +14,8 @@ pub fn extents(call: &Call<'_>) -> Vec<(&'static str, i64)> {
     let taps = product(&["h_kernel", "w_kernel", "chunks", "chunk_panels"]) * call.size("PLANES");
     let control = if call.int("ahead") > 0 { 10 + call.int("pieces") } else { 5 };
     vec![
-        ("a", product(&["chunks", "chunk_panels", "a_rows"]) * e),
-        ("b", columns * taps * e),
+        ("a", parts(call) * product(&["chunks", "chunk_panels", "a_rows"]) * e),
+        ("b", parts(call) * columns * taps * e),
         ("control", control),
         ("scale_w", columns),
     ]
@@ -28,9 +28,10 @@ pub fn check(call: &Call<'_>) {
     let [chunk_panels, chunks, h_kernel, w_kernel] =
         call.ints(["chunk_panels", "chunks", "h_kernel", "w_kernel"]);
     let [back_h, w_step, blocks] = call.ints(["back_h", "w_step", "blocks"]);
-    let unit = w_kernel * chunk_panels * planes * bn * 16;
+    let unit_lines = call.int("unit_lines");
+    let unit = unit_lines * w_kernel * parts(call) * chunk_panels * planes * bn * 16;
     let tables = wgs * (16 * bn + 4096 * mi + 1024);
-    let stage = chunk_panels * stage_rows * 16;
+    let stage = parts(call) * chunk_panels * stage_rows * 16;
     assert_eq!(call.shared, 4096 + tables + a_stages * stage + b_stages * unit + packer_bytes(call));
     assert!(call.shared <= SHARED[0] && i64::from(call.variant.threads) == 128 * wgs + 128);
     assert!(a_stages >= 2 && b_stages >= 1 && a_stages + b_stages <= MOST_STAGES);
@@ -40,24 +41,32 @@ pub fn check(call: &Call<'_>) {
     // Rows, and what is written, are counted in 32 bits.
     assert!(call.int("a_rows") < 1 << 31 && call.int("n") * call.int("y_n") < 1 << 31);
     assert!([0, 1].contains(&call.int("resident")) && [2, 3].contains(&call.int("pack_rounds")));
-    assert!(call.int("resident") == 0 || b_stages >= chunks * h_kernel);
+    assert!(unit_lines > 0 && h_kernel % unit_lines == 0 && unit < 1 << 20);
+    assert!(call.int("resident") == 0 || b_stages >= chunks * h_kernel / unit_lines);
     let in_place = call.int("in_place");
     assert!(in_place == 0 || call.given("a").is_none() && call.int("ahead") == 0);
+    if parts(call) > 1 {
+        assert!(in_place == 0 && call.int("ahead") == 0 && (wgs == 2 || wgs == 3));
+        // As many products go to registers together as in other kernels of the split, more or less.
+        let together = unit_lines * w_kernel * chunk_panels * 8 * (1 + call.int("alternates"));
+        assert!([0, 1].contains(&call.int("alternates")) && together <= 256, "{together} products");
+    }
     assert!(in_place == 0 || [2, 4, 8].contains(&chunk_panels) && stage_rows <= 704);
     assert!(
         in_place * 2 % 16 == 0 && (in_place == 0 || call.pointer("x").width == 2 && call.int("x_c") == 1)
     );
 }
 
-/// What gives the elements of a panel of a plane's row, as they lie in A, or where the input has them.
-fn operands<'a>(call: &Call<'_>, machine: &'a Machine) -> impl Fn([i64; 3]) -> Vec<f64> + 'a {
+/// What gives the elements of a panel of a plane's row, as they lie in A, of a part, or where the input has them.
+fn operands<'a>(call: &Call<'_>, machine: &'a Machine) -> impl Fn(i64, [i64; 3]) -> Vec<f64> + 'a {
     let (a, x, e) = (call.given("a"), call.pointer("x"), elements(call.pointer("b")));
     let [rows, a_rows, lead, in_place] = call.ints(["rows", "a_rows", "lead", "in_place"]);
     let [ph, pw, height, width] = call.ints(["ph", "pw", "height", "width"]);
     let [x_n, x_d, x_h, x_w] = call.ints(["x_n", "x_d", "x_h", "x_w"]);
-    move |[plane, row, panel]| {
+    let panels = call.int("chunks") * call.int("chunk_panels");
+    move |part, [plane, row, panel]| {
         if let Some(a) = a {
-            let from = panel * a_rows + lead + plane * rows + row;
+            let from = (part * panels + panel) * a_rows + lead + plane * rows + row;
             return (0..e).map(|k| machine.read(a, from * e + k)).collect();
         }
         let (line, w) = (row.div_euclid(pw), row.rem_euclid(pw));
@@ -139,18 +148,23 @@ fn multiply(call: &Call<'_>, machine: &Machine, [block, piece, plane]: [i64; 3],
         for (tw, panel) in (0..w_kernel).flat_map(|tw| (0..panels).map(move |panel| (tw, panel))) {
             let unit = ((block * chunks + chunk) * h_kernel + th) * w_kernel + tw;
             let row0 = piece * bm + offset - th * back_h + tw * w_step;
-            let inputs: Vec<Vec<f64>> =
-                (0..here).map(|row| operands([plane, row0 + row, chunk * panels + panel])).collect();
-            let from_b = (unit * panels + panel) * taps * bn;
-            for k in 0..e {
-                let inputs: Vec<f64> = inputs.iter().map(|row| row[k as usize]).collect();
-                for (td, sums) in (0..taps).zip(sums.iter_mut()) {
-                    let weights: Vec<f64> =
-                        (0..bn).map(|n| machine.read(b, (from_b + td * bn + n) * e + k)).collect();
-                    for (x, sums) in
-                        inputs.iter().zip(sums.chunks_mut(bn as usize)).filter(|(x, _)| **x != 0.0)
-                    {
-                        sums.iter_mut().zip(&weights).for_each(|(sum, w)| *sum += x * w);
+            // High by high; low by high and high by low count less.
+            let products: &[[i64; 2]] = if parts(call) == 2 { &[[0, 0], [1, 0], [0, 1]] } else { &[[0, 0]] };
+            for &[part_a, part_b] in products {
+                let by = if part_a + part_b > 0 { 1.0 / LIFT } else { 1.0 };
+                let inputs: Vec<Vec<f64>> = (0..here)
+                    .map(|row| operands(part_a, [plane, row0 + row, chunk * panels + panel]))
+                    .collect();
+                let from_b = ((unit * panels + panel) * parts(call) + part_b) * taps * bn;
+                for k in 0..e {
+                    let inputs: Vec<f64> = inputs.iter().map(|row| row[k as usize]).collect();
+                    for (td, sums) in (0..taps).zip(sums.iter_mut()) {
+                        let weights: Vec<f64> =
+                            (0..bn).map(|n| by * machine.read(b, (from_b + td * bn + n) * e + k)).collect();
+                        let rows = inputs.iter().zip(sums.chunks_mut(bn as usize));
+                        for (x, sums) in rows.filter(|(x, _)| **x != 0.0) {
+                            sums.iter_mut().zip(&weights).for_each(|(sum, w)| *sum += x * w);
+                        }
                     }
                 }
             }

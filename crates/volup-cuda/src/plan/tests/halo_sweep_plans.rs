@@ -44,6 +44,8 @@ fn sweeps_compute_the_definition() {
     let all: Vec<&Variant> = all.iter().collect();
     for (multiprocessors, dtype, precision) in [
         (132, DType::F32, Precision::Tf32),
+        (132, DType::F32, Precision::Ieee),
+        (2, DType::F32, Precision::Ieee),
         (2, DType::F32, Precision::Tf32),
         (3, DType::F16, Precision::Ieee),
         (1, DType::Bf16, Precision::Ieee),
@@ -61,6 +63,8 @@ fn sweeps_compute_the_definition() {
                 kernels_found.insert(call.variant.name);
                 let [resident, ahead, whole, chunks, blocks] =
                     call.ints(["resident", "ahead", "whole", "chunks", "blocks"]);
+                let [unit_lines, h_kernel] = call.ints(["unit_lines", "h_kernel"]);
+                let alternates = call.has("alternates").then(|| call.int("alternates"));
                 let there = [
                     ("stays", resident == 1),
                     ("passes", resident == 0),
@@ -70,6 +74,9 @@ fn sweeps_compute_the_definition() {
                     ("parts of pieces", whole == 0),
                     ("chunks", chunks > 1),
                     ("column blocks", blocks > 1),
+                    ("units of all lines that pass", resident == 0 && unit_lines == h_kernel && h_kernel > 1),
+                    ("units one after the other", alternates == Some(1)),
+                    ("each unit by itself", alternates == Some(0)),
                 ];
                 features.extend(there.iter().filter(|(_, there)| *there).map(|(what, _)| *what));
                 count += 1;
@@ -78,7 +85,7 @@ fn sweeps_compute_the_definition() {
     }
     let sweeps = all.iter().filter(|kernel| kernel.entry == "halo_sweep");
     assert_eq!(kernels_found, sweeps.map(|kernel| kernel.name).collect());
-    assert_eq!(features.len(), 8, "{features:?}");
+    assert_eq!(features.len(), 11, "{features:?}");
     assert!(count > 60, "{count}");
 }
 
@@ -95,8 +102,8 @@ fn what_sweeps_are_not_for_is_left_to_others() {
     };
     let fits = "n 1, 3x3x9, 8>6, k 3, d 1x2x3";
     assert!(applies(fits, DType::F32, Precision::Tf32) && applies(fits, DType::Bf16, Precision::Ieee));
-    // Two parts of float32, strides, dilated depth, groups, other kernels along depth.
-    assert!(!applies(fits, DType::F32, Precision::Ieee) && !applies(fits, DType::F64, Precision::Ieee));
+    assert!(applies(fits, DType::F32, Precision::Ieee) && !applies(fits, DType::F64, Precision::Ieee));
+    // Strides, dilated depth, groups, other kernels along depth.
     for line in [
         "n 1, 3x3x9, 8>6, k 3, s 1x1x2",
         "n 1, 3x3x9, 8>6, k 3, s 2x1x1",
@@ -126,7 +133,7 @@ fn a_wrong_argument_shows() {
             "halo_sweep",
             "w_shift w_out offset chunk_panels chunks blocks channels y_d y_h y_w has_bias a_stages",
         ),
-        ("halo_sweep", "stage_rows b_stages whole"),
+        ("halo_sweep", "stage_rows b_stages whole unit_lines"),
     ];
     for (dtype, format, rows, wrong) in
         [(DType::F32, FORMATS[0], "units", &wrong[..]), (DType::F16, FORMATS[1], "rows from x", &of_input)]

@@ -467,7 +467,7 @@ fn statistics_are_taken_where_the_activation_is_plain() {
     }
 }
 
-/// A large block's statistics cost no pass of their own, but those of dense layers in `ieee`.
+/// A large block's statistics cost no pass of their own, but those of sweeps in `ieee`, whose product is faster by more than that.
 #[test]
 fn statistics_of_large_blocks_are_taken_of_what_is_written() {
     let variants = all();
@@ -480,7 +480,8 @@ fn statistics_of_large_blocks_are_taken_of_what_is_written() {
                 continue;
             }
             let plan = Plan::new(&request, &hopper(), &variants).expect("a plan");
-            assert!(!plan.launches("channel_statistics"), "{plan}");
+            let sweeps = plan.launches("halo_sweep") && request.precision == Precision::Ieee;
+            assert!(sweeps || !plan.launches("channel_statistics"), "{plan}");
         }
     }
 }
