@@ -8,7 +8,7 @@ CLI    := target/release/volup
 ARCHS         ?= sm_90
 CHECKED_ARCHS ?= sm_80,sm_90,sm_100
 
-.PHONY: help demo test test-rust test-python lint lint-rust lint-python format docs wheel kernels kernels-check kernels-checked emulate bench gpu-bundle clean
+.PHONY: help demo test test-rust test-build test-python lint lint-rust lint-python format docs wheel kernels kernels-check kernels-checked emulate bench gpu-bundle clean
 
 help:
 	@echo "make demo    upsample a real MRI 2x with a trained decoder; figures and a PNG"
@@ -42,6 +42,10 @@ test: test-rust test-python
 
 test-rust:
 	cargo test --workspace --locked
+
+# What of it may go on beside other work.
+test-build:
+	cargo test --workspace --locked --no-run
 
 # Python's tests take the command line and a wheel as Rust's tests are compiled: with the checks, and far sooner than a release.
 TESTED := target/debug
