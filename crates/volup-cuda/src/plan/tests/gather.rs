@@ -1,8 +1,8 @@
 //! What `gather_gemm` does, given its arguments.
 
-use super::contracts::{LIFT, activation, biased, defines, through};
+use super::contracts::{activation, biased, defines, through};
 use super::epilogue_statistics::{self, Output, Place, counts, rows_of_sample};
-use super::halo::{Packing, pack_along, packer_bytes, parts, rows_of_tile, scaled_back};
+use super::halo::{Packing, pack_along, packer_bytes, parts, products, rows_of_tile, scaled_back};
 use super::machine::{Call, Machine};
 use super::norm_behind::{self, Written};
 use std::collections::BTreeSet;
@@ -299,11 +299,6 @@ fn tile(
                         of_part.collect()
                     })
                     .collect();
-                // High by high; low by high and high by low count less.
-                let products: &[([i64; 2], f64)] = match parts {
-                    2 => &[([0, 0], 1.0), ([1, 0], 1.0 / LIFT), ([0, 1], 1.0 / LIFT)],
-                    _ => &[([0, 0], 1.0)],
-                };
                 for (row, &[n, ref at @ ..]) in (0..here).zip(&positions) {
                     let back = [ad * depth.back, ah * height.back, aw * width.back];
                     let voxel = [0, 1, 2].map(|axis| at[axis] + taps[axis].reached - back[axis]);
@@ -312,7 +307,7 @@ fn tile(
                     }
                     let voxel = ((n * sizes[0] + voxel[0]) * sizes[1] + voxel[1]) * sizes[2] + voxel[2];
                     assert!((from..from + length).contains(&voxel) && voxel < voxels, "{voxel} of {from}");
-                    for &([part_a, part_b], by) in products {
+                    for &([part_a, part_b], by) in products(call) {
                         for (piece, weights) in (0..).zip(weights[part_b as usize].chunks(channels as usize))
                         {
                             let at = chunk * PANELS * e + piece;

@@ -28,6 +28,16 @@ pub fn parts(call: &Call<'_>) -> i64 {
     if matches!(call.size("KIND"), 2 | 3) { 2 } else { 1 }
 }
 
+/// The parts of both operands that are multiplied, and what their products count: high by high; low by high and high by low, which two fp16
+/// have lifted.
+pub fn products(call: &Call<'_>) -> &'static [([i64; 2], f64)] {
+    match call.size("KIND") {
+        2 => &[([0, 0], 1.0), ([1, 0], 1.0 / LIFT), ([0, 1], 1.0 / LIFT)],
+        3 => &[([0, 0], 1.0), ([1, 0], 1.0), ([0, 1], 1.0)],
+        _ => &[([0, 0], 1.0)],
+    }
+}
+
 /// Whether float32 is scaled to what fp16 has.
 fn scaled(call: &Call<'_>) -> bool {
     matches!(call.size("KIND"), 2 | 5)
@@ -571,12 +581,7 @@ fn multiply(call: &Call<'_>, machine: &mut Machine) {
                     let tap = [depth.first + td * depth.step, height.first + th * height.step];
                     let unit = ((column_block * d_kernel + tap[0]) * chunks + chunk) * h_kernel + tap[1];
                     let from_b = (unit * w_steps + step) * parts * panels * bn * e;
-                    // High by high; low by high and high by low count less.
-                    let products: &[[i64; 2]] =
-                        if parts == 2 { &[[0, 0], [1, 0], [0, 1]] } else { &[[0, 0]] };
-                    for &[part_a, part_b] in products {
-                        let lifted = part_a + part_b > 0 && call.size("KIND") == 2;
-                        let by = if lifted { 1.0 / LIFT } else { 1.0 };
+                    for &([part_a, part_b], by) in products(call) {
                         for (panel, k) in (0..panels).flat_map(|panel| (0..e).map(move |k| (panel, k))) {
                             let column = |column: i64| ((panel * parts + part_b) * bn + column) * e + k;
                             let weights: Vec<f64> =

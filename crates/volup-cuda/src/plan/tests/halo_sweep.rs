@@ -1,8 +1,9 @@
 //! What `halo_sweep` does, given its arguments.
 
-use super::contracts::{LIFT, activation, biased, through};
+use super::contracts::{activation, biased, through};
 use super::halo::{
-    MOST_STAGES, Packing, SHARED, elements, pack_along, packer_bytes, parts, rows_of_tile, scaled_back,
+    MOST_STAGES, Packing, SHARED, elements, pack_along, packer_bytes, parts, products, rows_of_tile,
+    scaled_back,
 };
 use super::machine::{Call, Machine};
 
@@ -148,10 +149,7 @@ fn multiply(call: &Call<'_>, machine: &Machine, [block, piece, plane]: [i64; 3],
         for (tw, panel) in (0..w_kernel).flat_map(|tw| (0..panels).map(move |panel| (tw, panel))) {
             let unit = ((block * chunks + chunk) * h_kernel + th) * w_kernel + tw;
             let row0 = piece * bm + offset - th * back_h + tw * w_step;
-            // High by high; low by high and high by low count less.
-            let products: &[[i64; 2]] = if parts(call) == 2 { &[[0, 0], [1, 0], [0, 1]] } else { &[[0, 0]] };
-            for &[part_a, part_b] in products {
-                let by = if part_a + part_b > 0 { 1.0 / LIFT } else { 1.0 };
+            for &([part_a, part_b], by) in products(call) {
                 let inputs: Vec<Vec<f64>> = (0..here)
                     .map(|row| operands(part_a, [plane, row0 + row, chunk * panels + panel]))
                     .collect();
