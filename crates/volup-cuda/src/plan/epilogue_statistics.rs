@@ -1,4 +1,4 @@
-//! Planning statistics that `gather_gemm` and `halo_gemm` take of what they write, for a group norm. The kernels' files say
+//! Planning statistics that `gather_gemm`, `halo_gemm` and `halo_sweep` take of what they write, for a group norm. The kernels' files say
 //! what the numbers mean.
 
 use super::epilogue::{SAVED, kernel};
@@ -61,22 +61,33 @@ impl Rows {
             && self.of_sample * MOST_SAMPLES >= self.of_tile
     }
 
-    /// Takes memory for them, if there are any: where the partials are, and what the product is told of them and of the norm beside it,
-    /// whose words are at an address, for so many warps.
+    /// Takes memory for them, if there are any: where the partials are, and what the product is told of them.
     pub(super) fn tell(
         self,
         context: Context<'_>,
         way: Way,
-        words: Option<(u64, usize)>,
         workspace: &mut Workspace,
     ) -> Result<(Option<[u64; 2]>, Vec<Argument>)> {
         if way != Way::Counted {
             return Ok((None, Vec::new()));
         }
         let parts = self.take(context, workspace);
-        let mut arguments = self.arguments(context, parts)?;
-        arguments.extend(norm_behind::arguments(context, words, workspace)?);
-        Ok((Some(parts), arguments))
+        Ok((Some(parts), self.arguments(context, parts)?))
+    }
+
+    /// The same, and what the product is told of the norm beside it, whose words are at an address, for so many warps.
+    pub(super) fn tell_with_norm(
+        self,
+        context: Context<'_>,
+        way: Way,
+        words: Option<(u64, usize)>,
+        workspace: &mut Workspace,
+    ) -> Result<(Option<[u64; 2]>, Vec<Argument>)> {
+        let (parts, mut arguments) = self.tell(context, way, workspace)?;
+        if parts.is_some() {
+            arguments.extend(norm_behind::arguments(context, words, workspace)?);
+        }
+        Ok((parts, arguments))
     }
 
     /// Launches what follows the product, and what does its work where that does not stand: of partials that were told of, if there are any,

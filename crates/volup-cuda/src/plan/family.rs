@@ -47,6 +47,7 @@ impl<'a> Family<'a> {
             Family::Implicit(implicit) => implicit.way,
             Family::Gather(gather) => gather.way,
             Family::Halo(halo) => halo.way,
+            Family::Sweep(sweep) => sweep.way,
             _ => Way::Plain,
         }
     }

@@ -452,7 +452,7 @@ impl<'a> GatherGemm<'a> {
         if self.source == Source::Packed {
             input.pack(context, 0, at, asks.then_some(control), true, steps)?;
         }
-        let (parts, statistics) = self.of_samples.tell(context, self.way, words, workspace)?;
+        let (parts, statistics) = self.of_samples.tell_with_norm(context, self.way, words, workspace)?;
         steps.push(self.multiply(context, [at, weight, scale, control], &input, statistics)?);
         // Where the input or the weight holds what the fast path cannot compute with, the definition.
         if !self.knows_early() {

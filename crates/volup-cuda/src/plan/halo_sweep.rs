@@ -1,7 +1,10 @@
 //! Planning `halo_sweep`: pieces of planes, and what of shared memory goes to which operand. The kernel's file says what the numbers mean.
 
 use super::epilogue::NULL;
+use super::epilogue_statistics::Rows;
 use super::halo_gemm::{fill, has_gaps};
+use super::norm::Way;
+use super::norm_behind;
 use super::pack::{self, Operand};
 use super::panels::{
     InputPanels, MOST_STAGES, PACK_ROUNDS, Source, WeightPanels, packer_bytes, packs, table_bytes, tile_rows,
@@ -17,6 +20,8 @@ use volup::{MemoryFormat, Result};
 
 /// What comes before tables of columns in shared memory.
 const FIXED: usize = 4096;
+/// And after those, where statistics are taken: bytes of each column of a warpgroup, means of two samples for each warp.
+const MEANS: usize = 4 * 2 * 4;
 /// The packed input takes at most this much of the input's own memory.
 const MOST_PACKED: f64 = 2.0;
 /// The most chunks that channels are divided into, and stages of the input.
@@ -58,6 +63,9 @@ const COLUMNS: f64 = 0.01;
 /// warpgroups' products hide a part.
 const TILE: f64 = 0.2e-6;
 const ELEMENT: f64 = 0.02e-9;
+/// And what statistics of an element do; what they take besides, where channels do not lie together.
+const COUNTED: f64 = 0.035e-9;
+const COUNTING: f64 = 8e-6;
 
 /// What of the weight is a unit: a line of taps, all of a kernel's lines, or these of chunks that all stay in shared memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -99,6 +107,9 @@ pub(super) struct Sweep<'a> {
     /// Where rows come from, and in how many rounds they are packed beside the products.
     source: Source,
     rounds: usize,
+    /// What it does about a normalization, and how its rows are dealt out.
+    pub(super) way: Way,
+    of_samples: Rows,
     /// The time that this is expected to take.
     pub(super) seconds: f64,
 }
@@ -115,7 +126,7 @@ impl fmt::Display for Sweep<'_> {
         let units = if self.resident { "resident" } else { "passing" };
         write!(f, "{} stages, {} {units} units of {}, ", self.a_stages, self.b_stages, self.unit_lines)?;
         write!(f, "{} blocks", self.workers * self.blocks)?;
-        write!(f, "{}", self.source)
+        write!(f, "{}{}", self.source, self.way)
     }
 }
 
@@ -169,6 +180,7 @@ impl<'a> Sweep<'a> {
             return None;
         }
         let (along, packs_input) = (source == Source::Along, source != Source::InPlace);
+        let way = if kernel.param("COUNTS").is_some() { Way::Counted } else { Way::Plain };
         let geometry = &context.request.geometry;
         let conv = geometry.conv();
         let (bm, n, taps) = (tile_rows(kernel), size(kernel, "BN"), size(kernel, "PLANES"));
@@ -176,6 +188,9 @@ impl<'a> Sweep<'a> {
         let [depth, height, width] = &axes;
         let (pw, planes) = (width.pitch, depth.axis.input);
         let [_, h_kernel, w_kernel] = conv.kernel_size();
+        let counts = way == Way::Counted;
+        let warpgroups = size(kernel, "WGS");
+        let means = if counts { MEANS * warpgroups * n } else { 0 };
         let halo = (h_kernel - 1) * height.back().checked_mul(pw)? + (w_kernel - 1) * width.back();
         let stage_rows = (bm + halo).next_multiple_of(8);
 
@@ -206,7 +221,7 @@ impl<'a> Sweep<'a> {
         };
         let fitting = |(rounds, hides): (usize, f64)| {
             let packers = if along { packer_bytes(context, together(context), rounds) } else { 0 };
-            let room = limit.checked_sub(FIXED + table_bytes(kernel) + packers)?;
+            let room = limit.checked_sub(FIXED + table_bytes(kernel) + means + packers)?;
             let left = room.checked_sub(b_least * unit)?;
             let more = if resident { 0 } else { (left.saturating_sub(3 * stage) / unit).min(3) };
             let (b_stages, left) = (b_least + more, left - more * unit);
@@ -243,8 +258,16 @@ impl<'a> Sweep<'a> {
             return None;
         }
 
-        // Cost: planes that the busiest block multiplies.
+        // Of what is filled there are no statistics; a piece may have rows of two samples. Shares of a piece's planes are phases.
+        let of_sample = height.pitch.checked_mul(pw)?;
         let left = pieces % workers;
+        let phases = most_shares(left, planes, workers);
+        let of_samples = Rows { of_sample, of_tile: bm, warpgroups, phases, of_channel: 1 };
+        if counts && (has_gaps(&lattices) || of_sample < bm || !of_samples.count_for(context)) {
+            return None;
+        }
+
+        // Cost: planes that the busiest block multiplies.
         let most = pieces / workers * planes
             + if left > 0 { (left * planes).div_ceil(workers) + taps - 1 } else { 0 };
         let columns = (taps * n) as f64;
@@ -271,7 +294,8 @@ impl<'a> Sweep<'a> {
             plane.max(brought) + BESIDE * plane.min(brought) + chunks as f64 * CHUNK
         };
         let again = 1.0 + COLUMNS * (blocks - 1) as f64;
-        let busy = most as f64 * again * (plane + TILE + ELEMENT * (bm * n) as f64);
+        let element = ELEMENT + if counts { COUNTED } else { 0.0 };
+        let busy = most as f64 * again * (plane + TILE + element * (bm * n) as f64);
         let output = (output * context.request.dtype.size()) as f64 / context.device.memory(MEMORY);
         // What a pack that is done before has written is read beside the products.
         let passes = if parts > 1 { 1 } else { 2 };
@@ -283,7 +307,9 @@ impl<'a> Sweep<'a> {
         let fill = if has_gaps(&lattices) { output + LAUNCH } else { 0.0 };
         let output = output / (lattices[0].step * lattices[1].step) as f64;
         let product = busy.max(output) + 0.2 * busy.min(output);
-        let seconds = product + passed + launches + fill;
+        let counting = counts && context.request.output_format == MemoryFormat::Contiguous;
+        let rest = norm_behind::rest(context, way, product, 0, 0.0) + if counting { COUNTING } else { 0.0 };
+        let seconds = product + passed + launches + fill + rest;
         let plan = Sweep {
             operand,
             kernel,
@@ -305,6 +331,8 @@ impl<'a> Sweep<'a> {
             shared,
             source,
             rounds,
+            way,
+            of_samples,
             seconds,
         };
         if !along {
@@ -433,13 +461,25 @@ impl<'a> Sweep<'a> {
         if self.operand.parts() > 1 {
             push(&mut arguments, [usize::from(self.alternates)])?;
         }
+        let (parts, statistics) = self.of_samples.tell(context, self.way, workspace)?;
+        arguments.extend(statistics);
         let grid = [(self.workers * self.blocks) as u32, 1, 1];
         let shared = self.shared as u32;
         steps.push(Step::Launch { variant: *self.kernel, grid, shared, arguments, overlap: true });
         // Where the input or the weight holds what the fast path cannot compute with, the definition.
         steps.push(direct::guard(context, self.operand, control)?);
-        Ok(())
+        self.of_samples.finish(context, parts, false, control, workspace, steps)
     }
+}
+
+/// The most workers of one of so many pieces, whose planes are divided evenly among all workers.
+fn most_shares(pieces: usize, planes: usize, workers: usize) -> usize {
+    let all = pieces * planes;
+    let worker_of = |plane: usize| ((plane + 1) * workers).div_ceil(all);
+    (0..pieces)
+        .map(|piece| worker_of((piece + 1) * planes - 1) - worker_of(piece * planes) + 1)
+        .max()
+        .unwrap_or(1)
 }
 
 /// The outputs that taps reach, if they lie as if the stride were 1, and the dilation along depth, too; in NCDHW side by side.

@@ -74,6 +74,9 @@
 #include "pack_ahead.cuh"
 #include "sweep_columns.cuh"
 #include "sweep_rows.cuh"
+#ifdef COUNTS
+#include "sweep_statistics.cuh"
+#endif
 
 #if !defined(PLANES)
 #error "PLANES: taps along depth"
@@ -90,6 +93,13 @@ static_assert(KIND != 2 || WGS == 2 || WGS == 3);
 
 /// How often a unit's taps are multiplied, and which parts of both operands.
 constexpr int PASSES = KIND == 2 ? 3 : 1, BOTH_HIGH = 0, LOW_ROWS = 1, LOW_COLUMNS = 2;
+
+/// Bytes of shared memory of a warpgroup: tables of columns, staging areas, and for statistics means.
+#ifdef COUNTS
+constexpr int OF_WARPGROUP = 16 * BN + 16 * STAGING + 4 * MEANS_BYTES;
+#else
+constexpr int OF_WARPGROUP = 16 * BN + 16 * STAGING;
+#endif
 
 /// A number that is known.
 template <int COUNT> struct Count {
@@ -139,6 +149,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) halo_sweep(
 #if KIND == 2
     , int alternates
 #endif
+#ifdef COUNTS
+    , float *parts, float *counts, int part_chunks, int part_phases, int out_channels, int joined, int relus
+#endif
 ) {
     let_next_start();
     extern __shared__ __align__(128) char memory[];
@@ -151,7 +164,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) halo_sweep(
     const int tap_bytes = PARTS * chunk_panels * ALL_COLUMNS * 16, unit_bytes = unit_lines * w_kernel * tap_bytes;
     Divisors *const by = (Divisors *)(memory + 1024);
     char *tables = memory + 4096;
-    const unsigned ring_a = shared(memory) + 4096 + WGS * (16 * BN + 16 * STAGING), ring_b = ring_a + a_stages * stage_bytes;
+    const unsigned ring_a = shared(memory) + 4096 + WGS * OF_WARPGROUP, ring_b = ring_a + a_stages * stage_bytes;
     const PackAhead packed = {x, (uint4 *)a, control, a_rows, lead, planes, n, height, width, 1, panels, x_n, x_c, x_d, x_h, x_w, before, shift, pieces, ahead, pack_rounds};
     const int row_pieces = (rows + BM - 1) / BM, workers = gridDim.x / blocks, worker = blockIdx.x / blocks, block = blockIdx.x - worker * blocks;
     const int units_of_chunk = h_kernel / unit_lines, b_units = chunks * units_of_chunk;
@@ -184,7 +197,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) halo_sweep(
 #if KIND == 0
             if (in_place) {
                 SweepRows from_input = {x, n, pw, ph, width, height, in_place, x_n, x_d, x_h, x_w, ring_a, full_a, empty_a,
-                                        a_stages, stage_bytes, chunk_panels, chunks, (int *)(memory + PLACES)};
+                                        a_stages, stage_bytes, chunk_panels, chunks, (int *)(memory + PLACES_AT)};
                 const int length = BM + (h_kernel - 1) * back_h + (w_kernel - 1) * w_step;
 #pragma unroll 1
                 for (int turn = 0;; turn++) {
@@ -315,6 +328,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) halo_sweep(
             row_ow = row < rows && (unsigned)oh < (unsigned)h_out ? row - line * pw + w_shift : NOWHERE;
             at_row = of_sample * y_n + oh * y_h + (row - line * pw + w_shift) * y_w;
         }
+#ifdef COUNTS
+        const auto sample_of = [&](int row) { return by->height.divide(by->line.divide(row)); };
+        const int row0 = work_of.piece * BM, first_sample = sample_of(row0);
+        int own = row0 + warpgroup * M + thread / 32 * ROWS + lane % ROWS;
+        {
+            const int line = by->line.divide(own), sample = by->height.divide(line);
+            const bool is = own < rows && (unsigned)(line - sample * ph + h_shift) < (unsigned)h_out && (unsigned)(own - line * pw + w_shift) < (unsigned)w_out;
+            own = is ? sample - first_sample : -1;
+        }
+        SweepStatistics statistics(own);
+        // Outputs of a plane that are not counted yet: they are while the next one's products are under way.
+        float uncounted[MI][REGISTERS];
+        bool counts_later = false;
+        const auto means = [&] { return (float *)(tables + WGS * (16 * BN + 16 * STAGING)) + threadIdx.x / 32 * (MEANS_BYTES / 4); };
+        const auto count = [&] {
+            if constexpr (HAS_ROOM)
+                if (counts_later) {
+                    statistics.add(uncounted, means());
+                    counts_later = false;
+                }
+        };
+#endif
         // After the last input plane, those that it has not made whole.
         const int end = work_of.to == planes ? planes + PLANES - 1 : work_of.to;
 #pragma unroll 1
@@ -377,6 +412,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) halo_sweep(
                                 }
                                 tap();
                                 matrix_commit();
+#ifdef COUNTS
+                                count();
+#endif
 #if KIND == 2
                                 fresh = 0;
                                 const bool other_next = pass == (high_first ? 0 : 1);
@@ -428,6 +466,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) halo_sweep(
                     if (held_b >= 0) barrier_arrive(empty_b + 8 * held_b);
                 }
             }
+#ifdef COUNTS
+            count();
+#endif
             float sum[MI][REGISTERS];
 #pragma unroll
             for (int i = 0; i < MI; i++)
@@ -465,27 +506,48 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) halo_sweep(
             const auto place = [&](int) { return row_ow == NOWHERE ? -1 : at; };
             if (way == WHOLE_VOXELS) {
                 epilogue.rows(sum);
-                continue;
-            }
-            if (way == BY_16) {
+            } else if (way == BY_16) {
                 epilogue.dense<uint4>(sum, warpgroup, place);
-                continue;
-            }
-            if (way == BY_8) {
+            } else if (way == BY_8) {
                 epilogue.dense<uint2>(sum, warpgroup, place);
-                continue;
-            }
+            } else {
 #pragma unroll 1
-            for (int part = 0; part < BN; part += PIECE) {
-                epilogue.stage(sum, part);
-                if (activation > 2) epilogue.bend();
-                if (!channels_first)
-                    epilogue.last(part, way == VECTORS);
-                else if (way == IN_ORDER)
-                    epilogue.dense(part);
-                else
-                    epilogue.first<1>(part);
+                for (int part = 0; part < BN; part += PIECE) {
+                    epilogue.stage(sum, part);
+                    if (activation > 2) epilogue.bend();
+                    if (!channels_first)
+                        epilogue.last(part, way == VECTORS);
+                    else if (way == IN_ORDER)
+                        epilogue.dense(part);
+                    else
+                        epilogue.first<1>(part);
+                }
             }
+#ifdef COUNTS
+            if (relus) straighten(sum, 1, 0.0);
+            if constexpr (HAS_ROOM) {
+#pragma unroll
+                for (int i = 0; i < MI; i++)
+#pragma unroll
+                    for (int j = 0; j < REGISTERS; j++) uncounted[i][j] = sum[i][j];
+                counts_later = true;
+            } else if (joined > 0) {
+                // As above: else sums are moved while the matrix instructions add to them.
+                statistics.add(sum, means());
+            }
+#endif
         }
+#ifdef COUNTS
+        count();
+        // Which of its planes' shares this is, and how many there are.
+        int share = 0, shares = 1;
+        if (const int of_left = work_of.piece - whole * workers; of_left >= 0) {
+            const int left = (row_pieces - whole * workers) * planes;
+            const auto worker_of = [&](int plane) { return (int)(((plane + 1ll) * workers + left - 1) / left) - 1; };
+            share = worker - worker_of(of_left * planes), shares = worker_of((of_left + 1) * planes - 1) - worker_of(of_left * planes) + 1;
+        }
+        statistics.write({(float2 *)parts, counts, part_chunks, part_phases, out_channels / joined, joined, ph * pw}, means(), staged, first_sample,
+                         sample_of(min(row0 + BM, rows) - 1), work_of.piece, share, shares, warpgroup, column0, min(channels - column0, BN));
+#endif
     }
 }

@@ -12,8 +12,8 @@
 #include "operand.cuh"
 
 /// Lanes that bring rows; where in shared memory the places of rows are, and of how many rows.
-constexpr int BRINGERS = 96, PLACES = 1280, MOST_PLACES = 704;
-static_assert(PLACES + 4 * MOST_PLACES == 4096, "before tables of columns");
+constexpr int BRINGERS = 96, PLACES_AT = 1280, MOST_PLACES = 704;
+static_assert(PLACES_AT + 4 * MOST_PLACES == 4096, "before tables of columns");
 
 /// The second half of the descriptor of an operand whose rows are so many bytes, or 16 of each panel; eights of them are so many eights apart.
 __device__ __forceinline__ unsigned kind_of_rows(int row_bytes, int apart) {

@@ -40,7 +40,7 @@ impl Halo<'_> {
         let [batch, channels, ..] = request.geometry.input_shape();
         let in_sample = channels * self.axes.iter().map(|axis| axis.axis.input).product::<usize>();
         let out_sample = request.geometry.conv().out_channels() * request.geometry.output_voxels();
-        let (parts, statistics) = self.of_samples.tell(context, self.way, words, workspace)?;
+        let (parts, statistics) = self.of_samples.tell_with_norm(context, self.way, words, workspace)?;
         for start in (0..batch).step_by(self.batch) {
             let count = self.batch.min(batch - start);
             let at = |sample: usize| (start * sample * request.dtype.size()) as u64;

@@ -239,7 +239,9 @@ impl Emulated {
         }
         if let Some(words) = self.saying {
             let plans = Plan::candidates(&request, &self.device, &variants, usize::MAX)?;
-            if let Some(plan) = plans.into_iter().find(|plan| plan.to_string().contains(words)) {
+            if let Some(plan) =
+                plans.into_iter().find(|plan| words.split(" .. ").all(|part| plan.to_string().contains(part)))
+            {
                 self.said.set(self.said.get() + 1);
                 return Ok(plan);
             }
@@ -551,7 +553,7 @@ fn right_of_last<'a>(engine: &Emulated, lines: impl IntoIterator<Item = &'a &'a 
     right_of(engine, MemoryFormat::ChannelsLast3d, lines);
 }
 
-/// One whose plans say something, where there are any that do.
+/// One whose plans say something, or parts of it with dots between, where there are any that do.
 fn saying(engine: &Emulated, words: &'static str) -> Emulated {
     Emulated {
         saying: Some(words),

@@ -28,9 +28,9 @@ pub fn counts(call: &Call<'_>) -> bool {
     call.variant.param("COUNTS").is_some()
 }
 
-/// Rows of a sample of a product that does.
+/// Rows of a sample of a product that does, or of a plane of it.
 pub fn rows_of_sample(call: &Call<'_>) -> i64 {
-    call.ints(["pd", "ph", "pw"]).iter().product()
+    ["pd", "ph", "pw"].into_iter().filter(|name| call.has(name)).map(|name| call.int(name)).product()
 }
 
 /// Numbers of partials of one that does: twice, and once; and what a norm beside it has.

@@ -1,6 +1,7 @@
 //! What `halo_sweep` does, given its arguments.
 
 use super::contracts::{activation, biased, through};
+use super::epilogue_statistics::{self, Output, Place, counts, rows_of_sample};
 use super::halo::{
     MOST_STAGES, Packing, SHARED, elements, pack_along, packer_bytes, parts, products, rows_of_tile,
     scaled_back,
@@ -14,12 +15,14 @@ pub fn extents(call: &Call<'_>) -> Vec<(&'static str, i64)> {
     let e = elements(call.pointer("b"));
     let taps = product(&["h_kernel", "w_kernel", "chunks", "chunk_panels"]) * call.size("PLANES");
     let control = if call.int("ahead") > 0 { 10 + call.int("pieces") } else { 5 };
-    vec![
+    let mut found = vec![
         ("a", parts(call) * product(&["chunks", "chunk_panels", "a_rows"]) * e),
         ("b", parts(call) * columns * taps * e),
         ("control", control),
         ("scale_w", columns),
-    ]
+    ];
+    found.extend(epilogue_statistics::extents(call));
+    found
 }
 
 /// What the sizes, the grid and the shared memory have to be.
@@ -31,7 +34,9 @@ pub fn check(call: &Call<'_>) {
     let [back_h, w_step, blocks] = call.ints(["back_h", "w_step", "blocks"]);
     let unit_lines = call.int("unit_lines");
     let unit = unit_lines * w_kernel * parts(call) * chunk_panels * planes * bn * 16;
-    let tables = wgs * (16 * bn + 4096 * mi + 1024);
+    // Statistics have means of two samples for each warp.
+    let means = if counts(call) { 4 * 2 * 4 * bn } else { 0 };
+    let tables = wgs * (16 * bn + 4096 * mi + 1024 + means);
     let stage = parts(call) * chunk_panels * stage_rows * 16;
     assert_eq!(call.shared, 4096 + tables + a_stages * stage + b_stages * unit + packer_bytes(call));
     assert!(call.shared <= SHARED[0] && i64::from(call.variant.threads) == 128 * wgs + 128);
@@ -44,6 +49,8 @@ pub fn check(call: &Call<'_>) {
     assert!([0, 1].contains(&call.int("resident")) && [2, 3].contains(&call.int("pack_rounds")));
     assert!(unit_lines > 0 && h_kernel % unit_lines == 0 && unit < 1 << 20);
     assert!(call.int("resident") == 0 || b_stages >= chunks * h_kernel / unit_lines);
+    // A piece has rows of two samples at most.
+    assert!(!counts(call) || rows_of_sample(call) >= rows_of_tile(call) && call.int("activation") <= 2);
     let in_place = call.int("in_place");
     assert!(in_place == 0 || call.given("a").is_none() && call.int("ahead") == 0);
     if parts(call) > 1 {
@@ -112,6 +119,8 @@ pub fn run(call: &Call<'_>, machine: &mut Machine) {
             })
         });
         let work: Vec<_> = all.chain(parts).filter(|(_, from, to)| from < to).collect();
+        // Of each piece those that have planes of it, each of which has statistics of its own.
+        let mut shares = vec![0; pieces as usize];
         let written: i64 = work.iter().map(|(_, from, to)| to - from).sum();
         assert_eq!(written, pieces * planes, "a worker has planes of more than two pieces");
         for (piece, from, to) in work {
@@ -123,11 +132,38 @@ pub fn run(call: &Call<'_>, machine: &mut Machine) {
             for plane in first..to {
                 multiply(call, machine, [block, piece, plane], &mut sums[(plane - first) as usize..]);
             }
-            for plane in from..end {
-                finish(call, machine, &sums[(plane - first) as usize], [block, piece, plane]);
-            }
+            let outputs: Vec<Output> = (from..end)
+                .flat_map(|plane| {
+                    finish(call, machine, &sums[(plane - first) as usize], [block, piece, plane])
+                })
+                .collect();
+            let share = &mut shares[piece as usize];
+            count(call, machine, [block, piece, *share], &outputs);
+            *share += 1;
+        }
+        for (piece, shares) in shares.into_iter().enumerate() {
+            // And nobody else has any.
+            let others = if counts(call) { shares..call.int("part_phases") } else { 0..0 };
+            others.for_each(|share| count(call, machine, [block, piece as i64, share], &[]));
         }
     }
+}
+
+/// Statistics of a share of a piece's planes.
+fn count(call: &Call<'_>, machine: &mut Machine, [block, piece, share]: [i64; 3], outputs: &[Output]) {
+    if !counts(call) {
+        return;
+    }
+    let (bm, bn) = (rows_of_tile(call), call.size("BN"));
+    let place = Place {
+        tile: piece,
+        tile_rows: bm,
+        rows: piece * bm..call.int("rows").min((piece + 1) * bm),
+        rows_of_sample: rows_of_sample(call),
+        phase: share,
+        channels: block * bn..call.int("channels").min((block + 1) * bn),
+    };
+    epilogue_statistics::count(call, machine, &place, outputs);
 }
 
 /// Adds the products of a plane to those output planes that it belongs to, the first of which is its own.
@@ -170,8 +206,13 @@ fn multiply(call: &Call<'_>, machine: &Machine, [block, piece, plane]: [i64; 3],
     }
 }
 
-/// Writes what are outputs of a plane to y, with the bias and through the activation.
-fn finish(call: &Call<'_>, machine: &mut Machine, sums: &[f64], [block, piece, plane]: [i64; 3]) {
+/// Writes what are outputs of a plane to y, with the bias and through the activation; what they are.
+fn finish(
+    call: &Call<'_>,
+    machine: &mut Machine,
+    sums: &[f64],
+    [block, piece, plane]: [i64; 3],
+) -> Vec<Output> {
     let bn = call.size("BN");
     let [ph, pw, channels] = call.ints(["ph", "pw", "channels"]);
     let [d_shift, d_out, h_shift, h_out, w_shift, w_out] =
@@ -182,6 +223,7 @@ fn finish(call: &Call<'_>, machine: &mut Machine, sums: &[f64], [block, piece, p
     let of_columns: Vec<[f64; 2]> = (block * bn..((block + 1) * bn).min(channels))
         .map(|co| [scaled_back(call, machine, co), biased(call, machine, bias, co)])
         .collect();
+    let mut outputs = Vec::new();
     for (at, &sum) in sums.iter().enumerate() {
         let row = first_row + at as i64 / bn;
         let co = block * bn + at as i64 % bn;
@@ -193,6 +235,8 @@ fn finish(call: &Call<'_>, machine: &mut Machine, sums: &[f64], [block, piece, p
             let value = sum * scale + add;
             let value = through(function, value);
             machine.write(y, n * y_n + co * y_c + od * y_d + oh * y_h + ow * y_w, value);
+            outputs.push(Output { row, channel: co, value });
         }
     }
+    outputs
 }

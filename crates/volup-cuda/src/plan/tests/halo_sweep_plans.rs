@@ -31,9 +31,28 @@ fn own() -> Vec<Case> {
     ROWS.iter().map(|(line, why)| Case::parse("sweep", line, why).expect("a valid case")).collect()
 }
 
-/// The plans of this kind.
+/// Blocks whose statistics are taken as they are written, and why.
+const COUNTED: [(&str, &str); 6] = [
+    (
+        "n 3, 5x13x15, 16>32, k 3, p 1, bias, relu, gn 8",
+        "samples that meet in a piece, gaps at the ends of lines",
+    ),
+    ("n 2, 4x12x14, 24>80, k 3, leaky_relu(0.1), gn 5, silu", "several column blocks, rows that are voxels"),
+    ("n 1, 9x14x14, 8>20, k 3, p 1, gn 20 plain", "a group a channel, a part of the columns"),
+    ("n 2, 3x20x12, 40>64, k 3x3x5, p 2x1x2, bias, relu, gn 1", "one group, planes that are no output"),
+    ("n 1, 1x16x16, 8>36, k 3, p 1x1x1, gn 9", "one plane"),
+    ("n 5, 6x10x20, 16>32, k 3, d 1x2x1, bias, gn 4", "a dilated height, more pieces than blocks"),
+];
+
+/// The plans of this kind that take statistics, or that do not.
+fn plans_that(count: bool, request: &Request, device: &DeviceInfo, variants: &[&Variant]) -> Vec<Plan> {
+    plans_of_kind(request, device, variants, |plan| {
+        let text = plan.to_string();
+        text.contains("halo_gemm sweep") && text.contains("with statistics") == count
+    })
+}
 fn plans(request: &Request, device: &DeviceInfo, variants: &[&Variant]) -> Vec<Plan> {
-    plans_of_kind(request, device, variants, |plan| plan.to_string().contains("halo_gemm sweep"))
+    plans_that(false, request, device, variants)
 }
 
 /// Of each case those that differ in kernel, in chunks, in what stays, and in who packs.
@@ -83,10 +102,70 @@ fn sweeps_compute_the_definition() {
             }
         }
     }
-    let sweeps = all.iter().filter(|kernel| kernel.entry == "halo_sweep");
+    let is_it = |kernel: &&&Variant| kernel.entry == "halo_sweep" && kernel.param("COUNTS").is_none();
+    let sweeps = all.iter().filter(is_it);
     assert_eq!(kernels_found, sweeps.map(|kernel| kernel.name).collect());
     assert_eq!(features.len(), 11, "{features:?}");
     assert!(count > 60, "{count}");
+}
+
+#[test]
+fn sweeps_count_what_they_write() {
+    let (mut kernels_found, mut shares_found) = (BTreeSet::new(), BTreeSet::new());
+    let all = kernels(&with_multiprocessors(132), None);
+    let all: Vec<&Variant> = all.iter().collect();
+    for (multiprocessors, dtype, precision) in [
+        (132, DType::F32, Precision::Tf32),
+        (5, DType::F32, Precision::Ieee),
+        (3, DType::F16, Precision::Ieee),
+        (1, DType::Bf16, Precision::Ieee),
+    ] {
+        let device = with_multiprocessors(multiprocessors);
+        let all_of =
+            COUNTED.iter().map(|(line, why)| Case::parse("counted", line, why).expect("a valid case"));
+        for (turn, case) in all_of.enumerate() {
+            let example = Example::new(&case, dtype, |_, _| {});
+            for format in FORMATS {
+                let request = example.request(Algorithm::HaloGemm, precision, [format; 2]);
+                let plans = plans_that(true, &request, &device, &all);
+                assert!(!plans.is_empty(), "{case}; {dtype}, {precision}");
+                for plan in some_of(&plans, 5, turn) {
+                    println!("{case}; {dtype}, {precision}, {format}; {plan}");
+                    example.is_right(plan, &request);
+                    let call = launches(plan).into_iter().find(|call| call.kernel() == "halo_sweep");
+                    let call = call.expect("a sweep");
+                    kernels_found.insert(call.variant.name);
+                    shares_found.insert(call.int("part_phases").min(3));
+                }
+            }
+        }
+    }
+    let is_it = |kernel: &&&Variant| kernel.entry == "halo_sweep" && kernel.param("COUNTS").is_some();
+    assert_eq!(kernels_found, all.iter().filter(is_it).map(|kernel| kernel.name).collect());
+    assert_eq!(shares_found, BTreeSet::from([1, 2, 3]));
+}
+
+#[test]
+fn what_is_not_counted_is_left_to_other_kernels() {
+    let device = with_multiprocessors(132);
+    let all = kernels(&device, None);
+    let all: Vec<&Variant> = all.iter().collect();
+    let counts = |line: &str| {
+        let case = Case::parse("given", line, "given").expect("a valid case");
+        let example = Example::new(&case, DType::F32, |_, _| {});
+        let request = example.request(Algorithm::HaloGemm, Precision::Tf32, [MemoryFormat::Contiguous; 2]);
+        !plans_that(true, &request, &device, &all).is_empty()
+    };
+    assert!(counts("n 2, 6x14x14, 16>32, k 3, gn 4"));
+    // No norm, a curve before it, samples of fewer rows than a piece has, outputs that are filled.
+    for line in [
+        "n 2, 6x14x14, 16>32, k 3, relu",
+        "n 2, 6x14x14, 16>32, k 3, silu, gn 4",
+        "n 2, 6x8x8, 16>32, k 3, gn 4",
+        "n 2, 6x14x14, 16>32, k 3, s 2x2x1, d 2x2x1, gn 4",
+    ] {
+        assert!(!counts(line), "{line}");
+    }
 }
 
 #[test]
@@ -148,4 +227,13 @@ fn a_wrong_argument_shows() {
         let unnoticed = unnoticed_of(&example, &request, &plan, wrong);
         assert!(unnoticed.is_empty(), "{unnoticed:?} may be wrong: {plan}");
     }
+    let line = "n 3, 5x13x15, 16>40, k 3, p 1, bias, relu, gn 10";
+    let case = Case::parse("wrong", line, "all arguments matter").expect("a valid case");
+    let example = Example::new(&case, DType::F32, |_, _| {});
+    let request = example.request(Algorithm::HaloGemm, Precision::Tf32, [FORMATS[0]; 2]);
+    let plan = plans_that(true, &request, &with_multiprocessors(5), &all).into_iter().next();
+    let plan = plan.expect("a plan that counts");
+    let wrong = [("halo_sweep", "part_chunks part_phases out_channels joined")];
+    let unnoticed = unnoticed_of(&example, &request, &plan, &wrong);
+    assert!(unnoticed.is_empty(), "{unnoticed:?} may be wrong: {plan}");
 }
