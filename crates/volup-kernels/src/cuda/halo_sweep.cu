@@ -28,8 +28,11 @@
 // For each chunk of channels of a plane the producer copies a stage of A with its halo, for each `unit_lines` taps along height a unit of B
 // with all taps along width; `resident`: all units fit in the ring, and are copied once.
 //
+// With COUNTS statistics of y are taken for a group norm, of each share of a piece's planes (`sweep_statistics.cuh`): those of a plane while the
+// next one's products are under way.
+//
 // Shared memory, in order: barriers, at 1 KB divisors, with `in_place` places of rows, at 4 KB tables of columns for each warpgroup, staging
-// areas for each warp, A's ring (`a_stages`), B's (`b_stages`), what packing takes.
+// areas for each warp, with COUNTS means for each warp, A's ring (`a_stages`), B's (`b_stages`), what packing takes.
 //
 // # Numbers
 //
@@ -43,7 +46,7 @@
 // It may be launched so that it starts while the packs still run. Block: 128 threads a warpgroup, and 128. Grid: a multiple of `blocks`
 // along the first axis. Bytes of dynamic shared memory:
 // `4096 + WGS*(16*BN + 4096*MI + 1024) + a_stages*parts*chunk_panels*stage_rows*16 + b_stages*unit_lines*w_kernel*parts*chunk_panels*PLANES*BN*16`,
-// and those of the packers; with `in_place` stages are of 2, 4 or 8 panels, and at most 704 rows; `stage_rows` a multiple of 8, at least two
+// with COUNTS `32*WGS*BN`, and those of the packers; with `in_place` stages are of 2, 4 or 8 panels, and at most 704 rows; `stage_rows` a multiple of 8, at least two
 // stages of each, at most 60 of both together.
 //
 // Parameters, in order:
@@ -61,6 +64,9 @@
 //    `x_c`, `x_d`, `x_h`, `x_w`, `units`, `before`, `shift`, `pieces`, `ahead` (0: it is packed); `pack_rounds`, 2 or 3; `in_place` (channels
 //    of x, whose rows are brought from there, else 0: of 16 bits, side by side in whole pieces of 16 bytes, as voxels are; `ahead` is 0).
 // 9. Of two fp16, for which `ahead` and `in_place` are 0: `alternates`.
+// 10. With COUNTS, for which a sample has at least BM rows, all outputs are of some rows, and the activation is straight: statistics as
+//    `epilogue_statistics.cuh` has them: `parts`, `counts`, and chunks of a sample, phases (as many as a piece has shares at most) and
+//    channels there; `joined` (channels whose statistics are one); `relus` (they are of the ReLU of y).
 
 /// What hides the memory's latency: a block's products leave three warps to pack.
 #define MORE_PACK_ROUNDS
@@ -338,15 +344,15 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) halo_sweep(
             own = is ? sample - first_sample : -1;
         }
         SweepStatistics statistics(own);
-        // Outputs of a plane that are not counted yet: they are while the next one's products are under way.
-        float uncounted[MI][REGISTERS];
-        bool counts_later = false;
         const auto means = [&] { return (float *)(tables + WGS * (16 * BN + 16 * STAGING)) + threadIdx.x / 32 * (MEANS_BYTES / 4); };
+        // Outputs of the plane before, if there are any that are not counted.
+        float uncounted[MI][REGISTERS];
+        bool are_uncounted = false;
         const auto count = [&] {
             if constexpr (HAS_ROOM)
-                if (counts_later) {
+                if (are_uncounted) {
                     statistics.add(uncounted, means());
-                    counts_later = false;
+                    are_uncounted = false;
                 }
         };
 #endif
@@ -530,7 +536,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) halo_sweep(
                 for (int i = 0; i < MI; i++)
 #pragma unroll
                     for (int j = 0; j < REGISTERS; j++) uncounted[i][j] = sum[i][j];
-                counts_later = true;
+                are_uncounted = true;
             } else if (joined > 0) {
                 // As above: else sums are moved while the matrix instructions add to them.
                 statistics.add(sum, means());

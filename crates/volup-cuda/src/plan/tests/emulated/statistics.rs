@@ -195,7 +195,8 @@ fn hostile(engine: &Emulated, ways: [&'static str; 2], line: &'static str, types
             let [counted, read] = outputs.map(|output| output.to_f64());
             let right = if what == "one value" { &expected.values } else { &read };
             // What is rounded once more may be the next number of 16 bits.
-            let [tolerance, next] = if dtype == DType::F32 { [4e-3, 0.0] } else { [4e-2, 0.0078125] };
+            let [tolerance, next]: [f64; 2] =
+                if dtype == DType::F32 { [4e-3, 0.0] } else { [4e-2, 0.0078125] };
             let voxels = case.geometry().output_voxels();
             for (at, (&one, &other)) in counted.iter().zip(right).enumerate() {
                 let near = (one - other).abs() <= tolerance.max(next * other.abs())
