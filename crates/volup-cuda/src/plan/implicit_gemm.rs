@@ -30,16 +30,19 @@ const BLOCKS: [usize; 6] = [1, 2, 3, 4, 8, 16];
 const MOST: usize = i32::MAX as usize - (1 << 24);
 
 /// Instructions a second of a multiprocessor's warps: of 8, 12 and 16 that multiply.
-const ISSUED: [f64; 3] = [4.0 * 1.7e9 * 0.456, 4.0 * 1.7e9 * 0.557, 4.0 * 1.7e9 * 0.585];
+const ISSUED: [f64; 3] = [4.0 * 1.7e9 * 0.459, 4.0 * 1.7e9 * 0.54, 4.0 * 1.7e9 * 0.585];
 /// Bytes a second of the memory, and how many more could be moved in the time that a box's run of a channel takes beside its own, and
-/// one of a line that is stored by itself; the share of time that warps cost which store further from one another than runs that follow
-/// each other, and of what blocks that have a box less than others wait for these.
+/// one of a line that is stored by itself. By kind of operand, and of NDHWC, the shares of time that it takes longer: warps that store further from
+/// one another than runs that follow each other, blocks that store as far from one another as boxes are high, of a whole plane, and four
+/// warps more that store. The share that blocks which have a box less than others wait for these.
 const MEMORY: f64 = 4.94e12;
-const RUN: [f64; 2] = [250.0, 204.0];
-const APART: f64 = 0.21;
-const UNEVEN: f64 = 1.46;
+const RUN: [f64; 2] = [140.0, 204.0];
+const APART: [f64; 4] = [0.29, 0.27, 0.12, 0.08];
+const FAR: [f64; 4] = [0.0, 0.25, 0.1, 0.15];
+const CROWD: [f64; 4] = [0.35, 0.05, 0.0, 0.0];
+const UNEVEN: f64 = 2.8;
 /// Of what takes less, the part that does not hide behind the other.
-const SEEN: f64 = 0.21;
+const SEEN: f64 = 0.174;
 // What stands twice is of `ieee` in NCDHW the second time: of two fp16, whose boxes are gone through twice before they are there.
 
 /// The share of these instructions that there are a second.
@@ -53,7 +56,7 @@ const WAITS: [[f64; 2]; 2] = [[1.05, 1.02], [1.07, 1.07]];
 const START: f64 = 5e-6;
 const WEIGHTS: f64 = 1e-6;
 const VECTOR: f64 = 0.088e-6;
-const BOX: [f64; 2] = [0.91e-6, 2.2e-6];
+const BOX: [f64; 2] = [1.45e-6, 2.36e-6];
 /// How much longer vectors take whose elements are asked for one by one; of NDHWC by kind of operand.
 const SCATTERED: f64 = 3.0;
 const SCATTERED_LAST: [f64; 3] = [3.0, 3.0, 8.0];
@@ -62,23 +65,35 @@ const SCATTERED_LAST: [f64; 3] = [3.0, 3.0, 8.0];
 /// them.
 const STEP: f64 = 11.0;
 const TILE: [f64; 3] = [5.6, 5.5, 8.0];
-const UNIT: [f64; 2] = [284.0, 80.0];
+const UNIT: [f64; 2] = [336.0, 80.0];
 const BLOCK: f64 = 56.0;
 const RESIDUE: f64 = 32.0;
 const STORED: f64 = 22.6;
-const WRITTEN: f64 = 3.5;
+const WRITTEN: f64 = 3.2;
 /// The same of NDHWC, where outputs pass through shared memory one by one, of 32 bits and of 16.
-const WRITTEN_LAST: [f64; 2] = [5.5, 4.0];
+const WRITTEN_LAST: [f64; 2] = [2.2, 2.0];
 /// How much longer the memory takes to write a voxel of NDHWC whose groups different blocks write.
 const PARTED: f64 = 2.1;
-const COUNTED: f64 = 4.0;
-const NORMALIZED: f64 = 1.6;
+const COUNTED: f64 = 3.3;
+const NORMALIZED: f64 = 1.44;
 const ROUNDED: f64 = 2.5;
 
 /// A plan of this family.
 #[derive(Clone, Copy)]
 pub(super) struct ImplicitGemm<'a> {
     operand: Operand,
+    cut: Cut<'a>,
+    /// Of a product that is computed twice, how it is for its statistics.
+    counting: Cut<'a>,
+    /// What it does about a normalization.
+    pub(super) way: Way,
+    /// The time that this is expected to take.
+    pub(super) seconds: f64,
+}
+
+/// How a launch cuts its work.
+#[derive(Clone, Copy)]
+struct Cut<'a> {
     kernel: &'a Variant,
     box_d: usize,
     /// Units of work of a plane, and row blocks of one.
@@ -97,23 +112,32 @@ pub(super) struct ImplicitGemm<'a> {
     run_pitch: usize,
     shared: usize,
     blocks_of_group: usize,
-    /// What it does about a normalization.
-    pub(super) way: Way,
-    /// The time that this is expected to take.
-    pub(super) seconds: f64,
+    /// The time that it is expected to take, with what merges its statistics.
+    seconds: f64,
 }
 
 impl fmt::Display for ImplicitGemm<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [segments, lines] = ["SEGMENTS", "LINES"].map(|name| size(self.kernel, name));
-        write!(f, "implicit_gemm {} {lines} lines of {segments} segments, ", self.operand.name())?;
-        let Self { box_d, units_h, blocks_h, stages, .. } = self;
-        write!(f, "boxes of {box_d}x{units_h}x{blocks_h}, {stages} stages{}", self.way)?;
-        match self.kernel.param("VOXEL") {
+        write!(f, "implicit_gemm {} {}{}", self.operand.name(), self.cut, self.way)?;
+        if self.way == Way::Twice {
+            write!(f, ", counted by {}", self.counting)?;
+        }
+        match self.cut.kernel.param("VOXEL") {
             Some(0) => f.write_str(", channels last to first"),
             Some(bytes) => write!(f, ", {bytes} bytes of a voxel"),
-            None => f.write_str(if self.joined { ", joined" } else { "" }),
+            None => f.write_str(if self.cut.joined { ", joined" } else { "" }),
         }
+    }
+}
+
+impl fmt::Display for Cut<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [segments, lines] = ["SEGMENTS", "LINES"].map(|name| size(self.kernel, name));
+        let Self { box_d, units_h, blocks_h, stages, .. } = self;
+        write!(
+            f,
+            "{lines} lines of {segments} segments, boxes of {box_d}x{units_h}x{blocks_h}, {stages} stages"
+        )
     }
 }
 
@@ -152,9 +176,9 @@ fn bent(code: i32) -> f64 {
     match code {
         0 => 0.0,
         1 | 2 => 1.5,
-        6 => 1.0,
+        6 => 0.76,
         4 | 8 => 30.0,
-        _ => 4.2,
+        _ => 3.5,
     }
 }
 
@@ -222,6 +246,15 @@ impl<'a> ImplicitGemm<'a> {
                     }));
                 }
             }
+        }
+        // What is computed twice is counted as is expected to be the fastest.
+        let twice = all.iter().filter(|plan| plan.way == Way::Twice).map(|plan| plan.counting);
+        let Some(counting) = twice.min_by(|one, other| one.seconds.total_cmp(&other.seconds)) else {
+            return all;
+        };
+        for plan in all.iter_mut().filter(|plan| plan.way == Way::Twice) {
+            plan.counting = counting;
+            plan.seconds = counting.seconds + plan.cut.seconds;
         }
         all
     }
@@ -339,7 +372,10 @@ impl<'a> ImplicitGemm<'a> {
         let brought =
             turns * ((vectors / each(PRODUCERS)).ceil() * VECTOR * of_word * scattered + BOX[twice]);
         let stored = if joined { run * runs * units_h } else { run * voxel.map_or(1, |_| 8 * of_unit) };
-        let apart = APART * (1.0 - 1.0 / each(blocks_h));
+        let of_kind = voxel.map_or(kind(operand), |_| 3);
+        let apart = APART[of_kind] * (1.0 - 1.0 / each(blocks_h))
+            + FAR[of_kind] * (box_h as f64 / height.output as f64).min(1.0)
+            + CROWD[of_kind] * (warpgroups as f64 - 3.0);
         let memory = context.device.memory(MEMORY)
             / (1.0 + RUN[usize::from(!joined)] / (stored * element) as f64 + apart);
         // Blocks that have a box less than others wait for these at the end.
@@ -366,12 +402,12 @@ impl<'a> ImplicitGemm<'a> {
         let y = if voxel.is_some() && groups > 1 { y * PARTED } else { y };
         let merged = norm::MERGE + 24.0 * each(partials) / context.device.memory(MEMORY);
         let activated = of(epilogue(&request.block)[0]);
+        let first = pass(unit + activated + counted, x) + merged;
         let seconds = match way {
             Way::Plain => pass(unit + activated + written, x + y),
             Way::Twice => {
                 let normalized = outputs * NORMALIZED + of(request.block.post_activation());
-                let first = pass(unit + activated + counted, x);
-                first + merged + pass(unit + activated + normalized + written, x + y)
+                pass(unit + activated + normalized + written, x + y)
             }
             Way::Counted => {
                 let behind = of(context.counted.and_then(|block| block.activation()));
@@ -380,8 +416,7 @@ impl<'a> ImplicitGemm<'a> {
                 pass(unit + activated + behind + counted + rounded + written, x + y) + merged + rest
             }
         };
-        Some(ImplicitGemm {
-            operand,
+        let cut = Cut {
             kernel,
             box_d,
             units_h,
@@ -397,9 +432,9 @@ impl<'a> ImplicitGemm<'a> {
             run_pitch,
             shared,
             blocks_of_group,
-            way,
             seconds,
-        })
+        };
+        Some(ImplicitGemm { operand, cut, counting: Cut { seconds: first, ..cut }, way, seconds })
     }
 
     /// What is launched: the convolution, or with its normalization.
@@ -409,13 +444,17 @@ impl<'a> ImplicitGemm<'a> {
         workspace: &mut Workspace,
         steps: &mut Vec<Step>,
     ) -> Result<()> {
-        let chunks = self.boxes.iter().product::<usize>() * self.box_d * self.units_h;
+        let Cut { boxes, box_d, units_h, .. } = self.counting;
+        let chunks = boxes.iter().product::<usize>() * box_d * units_h;
         let channels = context.request.geometry.conv().out_channels();
         norm::passes(context, self.way, [chunks, channels], workspace, steps, |pass| {
-            self.step(context, pass).map(Some)
+            let cut = if matches!(pass, Pass::Statistics(_)) { &self.counting } else { &self.cut };
+            cut.step(context, pass).map(Some)
         })
     }
+}
 
+impl Cut<'_> {
     /// One launch.
     fn step(&self, context: Context<'_>, pass: Pass) -> Result<Step> {
         let request = context.request;
