@@ -32,9 +32,9 @@ const MOST: usize = i32::MAX as usize - (1 << 24);
 /// Instructions a second of a multiprocessor's warps: of 8, 12 and 16 that multiply.
 const ISSUED: [f64; 3] = [4.0 * 1.7e9 * 0.459, 4.0 * 1.7e9 * 0.54, 4.0 * 1.7e9 * 0.585];
 /// Bytes a second of the memory, and how many more could be moved in the time that a box's run of a channel takes beside its own, and
-/// one of a line that is stored by itself. By kind of operand, and of NDHWC, the shares of time that it takes longer: warps that store further from
-/// one another than runs that follow each other, blocks that store as far from one another as boxes are high, of a whole plane, and four
-/// warps more that store. The share that blocks which have a box less than others wait for these.
+/// one of a line that is stored by itself. By kind of operand, and of NDHWC, the shares of time that it takes longer: where warps store further from
+/// one another than runs that follow each other, where blocks do, boxes being as high as y, and where 16 warps store instead of 12. The share
+/// that blocks which have a box less than others wait for these.
 const MEMORY: f64 = 4.94e12;
 const RUN: [f64; 2] = [140.0, 204.0];
 const APART: [f64; 4] = [0.29, 0.27, 0.12, 0.08];
@@ -375,7 +375,7 @@ impl<'a> ImplicitGemm<'a> {
         let of_kind = voxel.map_or(kind(operand), |_| 3);
         let apart = APART[of_kind] * (1.0 - 1.0 / each(blocks_h))
             + FAR[of_kind] * (box_h as f64 / height.output as f64).min(1.0)
-            + CROWD[of_kind] * (warpgroups as f64 - 3.0);
+            + CROWD[of_kind] * each(warpgroups.saturating_sub(3));
         let memory = context.device.memory(MEMORY)
             / (1.0 + RUN[usize::from(!joined)] / (stored * element) as f64 + apart);
         // Blocks that have a box less than others wait for these at the end.
