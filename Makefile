@@ -80,6 +80,7 @@ lint-python: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	cd python && $(abspath $(BIN))/python -m mypy
+	$(BIN)/python bench/readme_figures.py --check
 
 format: $(VENV)/ready
 	cargo fmt --all
