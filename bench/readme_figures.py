@@ -1,7 +1,7 @@
 """Prints the README's rows of GPU figures as results hold them, or checks that it has them.
 
-    python bench/readme_figures.py            # whole rows of the first table, cells of the second
-    python bench/readme_figures.py --check    # fails if the README says something else
+python bench/readme_figures.py            # whole rows of the first table, cells of the second
+python bench/readme_figures.py --check    # fails if the README says something else
 """
 
 import argparse
