@@ -73,6 +73,7 @@ class Driver:
         self.library = ctypes.CDLL("libcuda.so.1")
         self.folders = folders
         self.kernels: dict[str, ctypes.c_void_p] = {}
+        self.shared: dict[str, int] = {}
 
     def call(self, name: str, *arguments: Any) -> None:
         code = getattr(self.library, name)(*arguments)
@@ -100,8 +101,12 @@ class Driver:
             zero, count = ctypes.c_uint(0), ctypes.c_size_t(words)
             return lambda: self.call("cuMemsetD32Async", address, zero, count, stream)
         function = self.kernel(step["cubin"], step["entry"])
-        for attribute, value in ((MOST_SHARED, step["shared"]), (CARVEOUT, 100)):
-            if step["shared"]:
+        # What is allowed only grows: other launches of a plan may have more.
+        allowed = self.shared[step["cubin"]] = max(
+            self.shared.get(step["cubin"], 0), step["shared"]
+        )
+        for attribute, value in ((MOST_SHARED, allowed), (CARVEOUT, 100)):
+            if allowed:
                 self.call("cuFuncSetAttribute", function, attribute, value)
         values = [
             NUMBERS[kind](value)
@@ -237,7 +242,8 @@ class Gradients:
 def replay(plan: dict[str, Any], driver: Driver, args: argparse.Namespace, junk: Tensor) -> bool:
     """Prints a line on a plan; whether its result is right."""
     precision, dtype = plan["precision"], DTYPES[plan["precision"]]
-    format = FORMATS[plan["layout"]]
+    # Of the input, and of the output.
+    format, output_format = (FORMATS[name] for name in (2 * plan["layout"].split(">"))[:2])
     random = torch.Generator("cuda").manual_seed(1)
     fresh = {"device": "cuda", "generator": random}
     channels = plan["output"][1]
@@ -250,7 +256,7 @@ def replay(plan: dict[str, Any], driver: Driver, args: argparse.Namespace, junk:
     given["Input"] = given["Input"].to(memory_format=format)
     # What no launch writes shows.
     y = torch.full(plan["output"], torch.nan, device="cuda", dtype=dtype)
-    y = y.to(memory_format=format)
+    y = y.to(memory_format=output_format)
     tensors = given | {"Output": y}
     gradients = None
     if plan["task"] != "Forward":

@@ -6,7 +6,8 @@
 //! ```
 //!
 //! Names of the case table or of published shapes, `cases` for the whole table, or one case
-//! in the notation of the table; precisions `ieee`, `tf32`, `bf16`, `f16`, `f64`; layouts; how many plans of
+//! in the notation of the table; precisions `ieee`, `tf32`, `bf16`, `f16`, `f64`; layouts, of the input and the output or, as
+//! `ndhwc>ncdhw`, of both; how many plans of
 //! each, those that are expected to be fastest; if wanted, `training`, `backward` or `recompute` for the
 //! plan of that pass, and of which family. `MEMORY_RATE`, in the environment: bytes a second, for another Hopper
 //! (an H100: 3352000000000).
@@ -82,19 +83,20 @@ fn request(case: &Case, precision: &str, layout: &str) -> Result<Request, Box<dy
         "f64" => (DType::F64, Precision::Ieee),
         other => return Err(format!("no precision is called {other}").into()),
     };
-    let format = match layout {
-        "ncdhw" => MemoryFormat::Contiguous,
-        "ndhwc" => MemoryFormat::ChannelsLast3d,
-        other => return Err(format!("no layout is called {other}").into()),
+    let format = |name| match name {
+        "ncdhw" => Ok(MemoryFormat::Contiguous),
+        "ndhwc" => Ok(MemoryFormat::ChannelsLast3d),
+        other => Err(format!("no layout is called {other}")),
     };
+    let (input, output) = layout.split_once('>').unwrap_or((layout, layout));
     Ok(Request {
         task: Task::Forward,
         block: case.block,
         geometry: case.geometry(),
         dtype,
         precision,
-        input_format: format,
-        output_format: format,
+        input_format: format(input)?,
+        output_format: format(output)?,
         algorithm: None,
     })
 }
