@@ -51,14 +51,12 @@ SANITIZED = (
     "kb2-61-block-small",
     "nnunet-320-256-8-small",
     "nnunet-64-32-64-block-small",
-    "gn-planes",
-    "last-gn-planes",
     "last-block",
     "last-k-s",
     "last-k-s-many",
 )
 # Of these, those with a normalization.
-NORMALIZED = tuple(name for name in SANITIZED if "block" in name or "gn-" in name)
+NORMALIZED = tuple(name for name in SANITIZED if "block" in name)
 # And those that `interleave` stores by the copy engine.
 VECTORS = ("last-k-s",)
 # What a checked call computes in: a precision for float32, or a type.
@@ -95,12 +93,6 @@ KERNELS = {
 SCALED = {f"{family} scaled": family for family in ("halo_gemm", "gather_gemm")}
 # A kernel that the plan seldom takes for small cases.
 SWEEPS = ("--kernel", "halo_sweep", "--algorithm", "halo_gemm")
-# Such that take statistics of what they write.
-COUNTING = (
-    "halo_sweep_2x32x3x1x1x3x1",
-    "halo_sweep_5x32x3x1x1x3x1",
-    "halo_sweep_bf16_0x32x3x1x1x3x1",
-)
 # How each is asked for; and gradients by the plan's choice.
 CHECKED = {
     "gradients": ("--gradients",),
@@ -112,7 +104,6 @@ CHECKED = {
     },
     **{name: ("--kernel", "half_scale", "--algorithm", family) for name, family in SCALED.items()},
     "halo_sweep": SWEEPS,
-    **{name: ("--kernel", name, "--algorithm", "halo_gemm") for name in COUNTING},
 }
 TOOLS = ("memcheck", "racecheck", "initcheck")
 SANITIZER_ERROR = 86

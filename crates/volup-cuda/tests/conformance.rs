@@ -56,14 +56,6 @@ fn sweeps() {
     for precision in [Precision::Ieee, Precision::Tf32] {
         passes_by(precision, Some(Algorithm::HaloGemm), Some("halo_sweep"));
     }
-    for (precision, counting) in [
-        (Precision::Ieee, "halo_sweep_2x32x3x1x1x3x1"),
-        (Precision::Tf32, "halo_sweep_5x32x3x1x1x3x1"),
-        (Precision::Ieee, "halo_sweep_f16_0x32x3x1x1x3x1"),
-        (Precision::Ieee, "halo_sweep_bf16_0x32x3x1x1x3x1"),
-    ] {
-        passes_by(precision, Some(Algorithm::HaloGemm), Some(counting));
-    }
 }
 
 /// Outputs that are written with what is between them, likewise.

@@ -224,8 +224,6 @@ const ROWS: &[(&str, &str, &str)] = &[
     ("gn-long", "1x16x150, 2>3, k 1x3x3, s 1x2x2, gn 1", "a group of tens of thousands of values"),
     ("gn-odd", "n 3, 3x5x7, 5>15, k 3, s 2, p 1, bias, tanh, gn 5", "groups of three channels of odd size"),
     ("gn-w-36", "n 2, 2x3x36, 3>5, k 3, s 2, p 1, op 1, bias, silu, gn 5, hardswish", "few channels, rows of whole vectors that pass 64 outputs"),
-    ("gn-planes", "n 2, 2x13x15, 2>36, k 3, p 1, bias, relu, gn 9", "planes of some 200 positions, which meet at no multiple of 16"),
-    ("last-gn-planes", "n 1, 2x14x14, 8>8, k 3, leaky_relu(0.1), gn 2, silu, channels_last_3d", "the same of one sample, channels fastest"),
     // The published shapes, scaled down.
     ("kb1-58-small", "n 2, 4x5x9, 8>4, k 3x5x7", "kernel taps differ on every axis"),
     ("kb1-61-small", "6x6x6, 12>12, k 3", "a cube through a cube"),

@@ -212,6 +212,7 @@ fn declared_in_cuda(variant: &Variant, source: &'static str) -> Signature {
         }
         "halo_gemm" if counts => vec!["KIND", "COUNTS", "BN", "MI", "CTAS", "WGS"],
         "halo_gemm" => vec!["KIND", "BN", "MI", "CTAS", "WGS"],
+        "halo_sweep" if counts => vec!["KIND", "BN", "PLANES", "MI", "CTAS", "WGS", "COUNTS"],
         "halo_sweep" => vec!["KIND", "BN", "PLANES", "MI", "CTAS", "WGS"],
         "gather_gemm" if counts => vec!["KIND", "BN", "MI", "CTAS", "WGS", "RW", "RH", "COUNTS"],
         "gather_gemm" if variant.param("SPLIT").is_some() => {
