@@ -6,7 +6,7 @@ python bench/readme_figures.py --check    # fails if the README says something e
 
 import argparse
 import json
-import math
+import statistics
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -32,8 +32,7 @@ def ratio(row: Row) -> float:
 
 def mean(rows: Iterable[Row]) -> float:
     """The geometric mean of how many times as fast rows are."""
-    logs = [math.log(ratio(row)) for row in rows]
-    return math.exp(sum(logs) / len(logs))
+    return statistics.geometric_mean(map(ratio, rows))
 
 
 def chosen(rows: list[Row], op: str, precision: str, layout: str) -> list[Row]:

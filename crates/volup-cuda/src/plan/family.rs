@@ -64,7 +64,7 @@ impl<'a> Family<'a> {
             Family::Shuffle(shuffle) => shuffle.seconds,
             Family::Ring(ring) => ring.seconds,
             Family::Wgmma(wgmma) => wgmma.seconds,
-            Family::Implicit(implicit) => implicit.seconds,
+            Family::Implicit(implicit) => implicit.seconds(),
             Family::Pointwise(pointwise) => pointwise.seconds,
         };
         if self.way() == Way::Plain { own + after(context) } else { own }

@@ -87,8 +87,6 @@ pub(super) struct ImplicitGemm<'a> {
     counting: Cut<'a>,
     /// What it does about a normalization.
     pub(super) way: Way,
-    /// The time that this is expected to take.
-    pub(super) seconds: f64,
 }
 
 /// How a launch cuts its work.
@@ -254,7 +252,6 @@ impl<'a> ImplicitGemm<'a> {
         };
         for plan in all.iter_mut().filter(|plan| plan.way == Way::Twice) {
             plan.counting = counting;
-            plan.seconds = counting.seconds + plan.cut.seconds;
         }
         all
     }
@@ -434,7 +431,12 @@ impl<'a> ImplicitGemm<'a> {
             blocks_of_group,
             seconds,
         };
-        Some(ImplicitGemm { operand, cut, counting: Cut { seconds: first, ..cut }, way, seconds })
+        Some(ImplicitGemm { operand, cut, counting: Cut { seconds: first, ..cut }, way })
+    }
+
+    /// The time that this is expected to take.
+    pub(super) fn seconds(&self) -> f64 {
+        self.cut.seconds + if self.way == Way::Twice { self.counting.seconds } else { 0.0 }
     }
 
     /// What is launched: the convolution, or with its normalization.

@@ -9,6 +9,27 @@
 
 #include "halo_epilogue.cuh"
 
+/// A number of values, their mean, and the sum of squared deviations from it.
+struct Moments {
+    float count, mean, m2;
+
+    __device__ __forceinline__ void add(const Moments &other) {
+        const float both = count + other.count, share = other.count * __frcp_rn(fmaxf(both, 1.0f)), apart = other.mean - mean;
+        mean += apart * share;
+        m2 += other.m2 + apart * apart * (count * share);
+        count = both;
+    }
+
+    /// Adds those of so many neighbouring lanes.
+    __device__ __forceinline__ void join(int joined) {
+#pragma unroll 1
+        for (int lanes = 1; lanes < joined; lanes *= 2) {
+            const auto other = [&](float of) { return __shfl_xor_sync(0xffffffffu, of, lanes); };
+            add({other(count), other(mean), other(m2)});
+        }
+    }
+};
+
 /// Where they go: `parts` (mean, squared deviations) of [sample][chunk][phase][column], `counts` of [sample][chunk][phase]. A
 /// sample's chunks are the warpgroups of the tiles that hold any of its `rows`; a column is `joined` channels of one group, a power of
 /// two up to 32, of which the first is a multiple of it.
@@ -21,6 +42,13 @@ struct Statistics {
     __device__ __forceinline__ long long at(int sample, int tile, int warpgroup, int phase) const {
         const int chunk = (tile - sample * rows / BM) * WGS + warpgroup;
         return ((long long)sample * chunks + chunk) * phases + phase;
+    }
+    /// Writes a partial's column, that of a channel.
+    __device__ __forceinline__ void put(long long at, int channel, const Moments &of) const {
+        const int column = channel / joined;
+        parts[at * columns + column] = make_float2(of.mean, of.m2);
+        // Of all columns the same.
+        if (column == 0) counts[at] = of.count;
     }
 };
 
@@ -37,18 +65,6 @@ static_assert(CHANNELS % 32 == 0 && CHANNELS <= 128);
 static_assert(EIGHTS * EIGHT_PITCH <= 4 * STAGING && 2 * CHANNELS + PLACES <= STAGING);
 /// The share of the sum of squares that is left of it at least.
 constexpr float LEFT = 0.015625f;
-
-/// A number of values, their mean, and the sum of squared deviations from it.
-struct Moments {
-    float count, mean, m2;
-
-    __device__ __forceinline__ void add(const Moments &other) {
-        const float both = count + other.count, share = other.count * __frcp_rn(fmaxf(both, 1.0f)), apart = other.mean - mean;
-        mean += apart * share;
-        m2 += other.m2 + apart * apart * (count * share);
-        count = both;
-    }
-};
 
 /// What this warp's lanes have in their registers: of `LINES` lines, of which `there` says what is an output: of row
 /// `8*i + lane/4`, a line, a residue and a neighbour's place bit `((i*LINES + line)*RESIDUES + residue)*PLACES + place`.
@@ -246,16 +262,7 @@ __device__ __forceinline__ void count_outputs(float (&sum)[LINES][MI][REGISTERS]
         all = {0.0f, 0.0f, 0.0f};
         if (thread < channels) over_warps([&](float count, float2 of) { all.add({count, of.x, of.y}); });
         asm volatile("bar.sync %0, 128;" ::"r"(warpgroup + 1) : "memory");
-#pragma unroll 1
-        for (int lanes = 1; lanes < to.joined; lanes *= 2) {
-            const auto other = [&](float of) { return __shfl_xor_sync(0xffffffffu, of, lanes); };
-            all.add({other(all.count), other(all.mean), other(all.m2)});
-        }
+        all.join(to.joined);
     }
-    if (thread < channels && thread % to.joined == 0) {
-        const int column = (channel0 + thread) / to.joined;
-        to.parts[at * to.columns + column] = make_float2(all.mean, all.m2);
-        // Of all columns the same.
-        if (column == 0) to.counts[at] = all.count;
-    }
+    if (thread < channels && thread % to.joined == 0) to.put(at, channel0 + thread, all);
 }

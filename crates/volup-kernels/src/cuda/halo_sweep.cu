@@ -550,7 +550,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) halo_sweep(
         if (const int of_left = work_of.piece - whole * workers; of_left >= 0) {
             const int left = (row_pieces - whole * workers) * planes;
             const auto worker_of = [&](int plane) { return (int)(((plane + 1ll) * workers + left - 1) / left) - 1; };
-            share = worker - worker_of(of_left * planes), shares = worker_of((of_left + 1) * planes - 1) - worker_of(of_left * planes) + 1;
+            const int first = worker_of(of_left * planes);
+            share = worker - first, shares = worker_of((of_left + 1) * planes - 1) - first + 1;
         }
         statistics.write({(float2 *)parts, counts, part_chunks, part_phases, out_channels / joined, joined, ph * pw}, means(), staged, first_sample,
                          sample_of(min(row0 + BM, rows) - 1), work_of.piece, share, shares, warpgroup, column0, min(channels - column0, BN));

@@ -160,19 +160,9 @@ struct SweepStatistics {
                     }
                 }
             }
-#pragma unroll 1
-            for (int lanes = 1; lanes < to.joined; lanes *= 2) {
-                const auto other = [&](float of) { return __shfl_xor_sync(0xffffffffu, of, lanes); };
-                all.add({other(all.count), other(all.mean), other(all.m2)});
-            }
+            all.join(to.joined);
             if (thread < channels && thread % to.joined == 0) {
-                const int column = (channel0 + thread) / to.joined;
-                const auto put = [&](int phase, const Moments &of) {
-                    const long long at = to.at(first + sample, piece, warpgroup, phase);
-                    to.parts[at * to.columns + column] = make_float2(of.mean, of.m2);
-                    // Of all columns the same.
-                    if (column == 0) to.counts[at] = of.count;
-                };
+                const auto put = [&](int phase, const Moments &of) { to.put(to.at(first + sample, piece, warpgroup, phase), channel0 + thread, of); };
                 put(share, all);
                 if (share == 0)
 #pragma unroll 1
