@@ -26,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -105,6 +105,25 @@ CHECKED = {
     **{name: ("--kernel", "half_scale", "--algorithm", family) for name, family in SCALED.items()},
     "halo_sweep": SWEEPS,
 }
+# Kernels that only blocks of some sizes take: precision, type, family and name, and blocks. Sweeps
+# that take a norm's statistics, and norms beside products, by what stands in for these.
+COUNTED = (
+    "n 2, 2x13x15, 2>36, k 3, p 1, bias, relu, gn 9",
+    "n 1, 2x14x14, 8>8, k 3, leaky_relu(0.1), gn 2, silu",
+)
+BEHIND = (
+    "n 4, 4x4x4, 64>32, k 3, bias, relu, gn 8, leaky_relu(0.1)",
+    "n 2, 16x16x16, 64>256, k 1, relu, gn 1",
+)
+OF_BLOCKS = (
+    ("ieee", "f32", "halo_gemm", "halo_sweep_2x32x3x1x1x3x1", COUNTED),
+    ("ieee", "bf16", "halo_gemm", "halo_sweep_bf16_0x32x3x1x1x3x1", COUNTED),
+    ("tf32", "f32", "halo_gemm", "halo_sweep_5x32x3x1x1x3x1", COUNTED),
+    ("ieee", "f32", "gather_gemm", "direct_norm", BEHIND),
+    ("ieee", "bf16", "gather_gemm", "direct_norm", BEHIND),
+    ("tf32", "f32", "gather_gemm", "direct_norm", BEHIND),
+    ("ieee", "f32", "halo_gemm", "direct_norm", BEHIND),
+)
 TOOLS = ("memcheck", "racecheck", "initcheck")
 SANITIZER_ERROR = 86
 # Lines of a failed command that are shown.
@@ -117,7 +136,7 @@ MOST_SECONDS = {
     "tests": 150.0,
     "gradients": 200.0,
     "stress": 300.0,
-    "sanitizer": 360.0,
+    "sanitizer": 420.0,
     "bench": 480.0,
     "training": 3600.0,
 }
@@ -255,23 +274,31 @@ def sanitizer(stage: Stage, _args: argparse.Namespace) -> None:
     if program is None:
         stage.skip("compute-sanitizer is not there")
         return
+    volup = str(BUNDLE / "bin" / "volup")
+    for tool, (label, options) in checks():
+        command = [program, "--tool", tool, "--error-exitcode", str(SANITIZER_ERROR)]
+        command += [volup, "check", "--device", "cuda", *options]
+        errors = last_match(r"^=+ ((?:ERROR|RACECHECK) SUMMARY: .*|.*Device not supported.*)$")
+        if stage.run(f"{tool} {label}", command, errors) == 0:
+            continue
+        # Some virtual machines do not let debugging tools near the GPU.
+        if "Device not supported" in stage.output:
+            stage.failures.clear()
+            stage.skip("compute-sanitizer does not support this machine")
+            return
+
+
+def checks() -> Iterator[tuple[str, tuple[str, list[str]]]]:
+    """What the sanitizer runs: its tool, and a name and the options of a check."""
     for tool in TOOLS:
         for name, options in itertools.product(CHECKED, SANITIZED_PRECISIONS):
-            volup = str(BUNDLE / "bin" / "volup")
-            check = [volup, "check", "--device", "cuda", *CHECKED[name], *options]
             cases = [part for case in sanitized(tool, name) for part in ("--case", case)]
-            if not cases or (name in SCALED and "tf32" not in options):
-                continue
-            command = [program, "--tool", tool, "--error-exitcode", str(SANITIZER_ERROR)]
-            label = f"{tool} {name} {options[1]}"
-            errors = last_match(r"^=+ ((?:ERROR|RACECHECK) SUMMARY: .*|.*Device not supported.*)$")
-            if stage.run(label, [*command, *check, *cases], errors) == 0:
-                continue
-            # Some virtual machines do not let debugging tools near the GPU.
-            if "Device not supported" in stage.output:
-                stage.failures.clear()
-                stage.skip("compute-sanitizer does not support this machine")
-                return
+            if cases and (name not in SCALED or "tf32" in options):
+                yield tool, (f"{name} {options[1]}", [*CHECKED[name], *options, *cases])
+        for precision, dtype, family, kernel, specs in OF_BLOCKS:
+            options = ["--precision", precision, "--dtype", dtype, "--algorithm", family]
+            options += ["--kernel", kernel, *(part for spec in specs for part in ("--spec", spec))]
+            yield tool, (f"{family} {kernel} {precision} {dtype}", options)
 
 
 def sanitized(tool: str, name: str) -> tuple[str, ...]:

@@ -2,7 +2,9 @@
 
 mod gpu;
 
-use volup::testing::{conformance, random_runs, random_training_runs, training_conformance};
+use volup::testing::{
+    Case, conformance, conformance_of, random_runs, random_training_runs, training_conformance,
+};
 use volup::{Error, Precision};
 use volup_cuda::{Algorithm, CudaEngine};
 
@@ -55,6 +57,60 @@ fn scaled_in_tf32() {
 fn sweeps() {
     for precision in [Precision::Ieee, Precision::Tf32] {
         passes_by(precision, Some(Algorithm::HaloGemm), Some("halo_sweep"));
+    }
+}
+
+/// Norms beside products, likewise, and of more partial statistics than one warp merges.
+#[test]
+fn norms_behind() {
+    let cases = [
+        Case::parse(
+            "residues",
+            "n 3, 16x16x16, 8>64, k 2, s 2, bias, relu, gn 1",
+            "partials of each residue",
+        ),
+        Case::parse("columns", "n 2, 16x16x16, 64>256, k 1, relu, gn 1", "partials of many columns"),
+        Case::parse("rows", "n 3, 28x28x28, 16>64, k 1, relu, gn 1", "partials of many rows"),
+    ]
+    .map(Result::unwrap);
+    for (precision, algorithm) in [
+        (Precision::Ieee, Algorithm::GatherGemm),
+        (Precision::Tf32, Algorithm::GatherGemm),
+        (Precision::Ieee, Algorithm::HaloGemm),
+    ] {
+        // What stands in for the product that is not all there.
+        let kernel = "direct_norm";
+        passes_by(precision, Some(algorithm), Some(kernel));
+        if let Some(engine) = gpu::or_skip(CudaEngine::new(0, precision)) {
+            let engine = engine.with_algorithm(Some(algorithm));
+            conformance_of(&engine.with_kernel(Some(kernel.into())).unwrap(), &cases);
+        }
+    }
+}
+
+/// Sweeps that take a norm's statistics, which want more columns than the table's blocks have: planes that end within a tile's
+/// rows and channels within its columns, and the order of NDHWC.
+#[test]
+fn sweeps_that_count() {
+    let cases = [
+        Case::parse("counted", "n 2, 2x13x15, 2>36, k 3, p 1, bias, relu, gn 9", "planes of odd rows"),
+        Case::parse(
+            "counted-last",
+            "n 1, 2x14x14, 8>8, k 3, leaky_relu(0.1), gn 2, silu, channels_last_3d",
+            "a curve behind the norm",
+        ),
+    ]
+    .map(Result::unwrap);
+    for (precision, kernel) in [
+        (Precision::Ieee, "halo_sweep_2x32x3x1x1x3x1"),
+        (Precision::Tf32, "halo_sweep_5x32x3x1x1x3x1"),
+        (Precision::Ieee, "halo_sweep_f16_0x32x3x1x1x3x1"),
+        (Precision::Ieee, "halo_sweep_bf16_0x32x3x1x1x3x1"),
+    ] {
+        if let Some(engine) = gpu::or_skip(CudaEngine::new(0, precision)) {
+            let engine = engine.with_algorithm(Some(Algorithm::HaloGemm));
+            conformance_of(&engine.with_kernel(Some(kernel.into())).unwrap(), &cases);
+        }
     }
 }
 

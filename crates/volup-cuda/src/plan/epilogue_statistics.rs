@@ -85,7 +85,10 @@ impl Rows {
     ) -> Result<(Option<[u64; 2]>, Vec<Argument>)> {
         let (parts, mut arguments) = self.tell(context, way, workspace)?;
         if parts.is_some() {
-            arguments.extend(norm_behind::arguments(context, words, workspace)?);
+            let channels = context.request.block.conv().out_channels();
+            let groups = context.request.block.norm().map_or(1, |norm| norm.groups());
+            let partials = self.chunks() * self.phases * channels / self.joined(context) / groups;
+            arguments.extend(norm_behind::arguments(context, words, partials, workspace)?);
         }
         Ok((parts, arguments))
     }

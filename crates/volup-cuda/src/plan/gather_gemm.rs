@@ -372,7 +372,7 @@ impl<'a> GatherGemm<'a> {
             if packs_input { (LAUNCHES, product) } else { (LAUNCHES - PACK, IN_PLACE * product) };
         let passed = pack.max(items as f64 / PIECES);
         let scale = if operand.has_scale() { SCALE } else { 0.0 };
-        let packing = if along { norm_behind::packing(context, PACKERS - behind) } else { 0.0 };
+        let packing = along.then(|| norm_behind::packing(context, PACKERS - behind));
         let rest = norm_behind::rest(context, way, product, behind, packing);
         let plan = GatherGemm {
             operand,

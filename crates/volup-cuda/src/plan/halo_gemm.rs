@@ -2,6 +2,7 @@
 //! says what the numbers mean.
 
 mod between;
+mod cost;
 mod steps;
 
 use super::classes::Short;
@@ -10,8 +11,8 @@ use super::norm::Way;
 use super::norm_behind;
 use super::pack::Operand;
 use super::panels::{
-    InputPanels, MOST_STAGES, PACK_ROUNDS, PACKED_TOGETHER, brought_bytes, may_pack_along, most_teams,
-    packer_bytes, packs, table_bytes, tile_rows,
+    InputPanels, MOST_STAGES, PACK_ROUNDS, PACKED_TOGETHER, brought_bytes, may_pack_along, packer_bytes,
+    packs, table_bytes, tile_rows,
 };
 use super::phases::{Lattice, PhaseAxis};
 use super::{Context, RESERVED, SHARED, size, strides};
@@ -19,7 +20,7 @@ use crate::Variant;
 use between::Between;
 use std::fmt;
 pub(super) use steps::fill;
-use volup::{DType, MemoryFormat};
+use volup::MemoryFormat;
 
 /// The packed input takes at most this much of the input's own memory, or the batch is cut; where that is seldom needed, less.
 const MOST_PACKED: f64 = 2.0;
@@ -33,69 +34,10 @@ const FIXED: usize = 4096;
 /// The most chunks of channels that lack taps.
 const MOST_SHORT: usize = 512;
 
-/// What a launch costs beside its work, in seconds.
-const LAUNCH: f64 = 3.6e-6;
-/// Clocks a second, and the share of the matrix instructions' rate that is reached.
-const CLOCK: f64 = 1.65e9;
-const EFFICIENCY: f64 = 0.95;
-/// The most columns of which two fp16's parts are columns of one instruction, where a block is alone and where two share a multiprocessor.
-const BOTH: [usize; 2] = [48, 32];
-/// Bytes a second of the memory, and from the second-level cache to shared memory.
-const MEMORY: f64 = 3.2e12;
-const CACHE: f64 = 4.5e12;
-/// How much longer it takes to write sectors in two parts, and how much more for each line.
-const PARTLY: [f64; 2] = [1.35, 32.0];
-/// Pieces of 16 bytes of the weight that are packed in a second.
-const PIECES: f64 = 8e10;
-/// Clocks that a block takes to get hold of a stage of A, and of a unit of B.
-const STAGE: f64 = 450.0;
-/// What a stage of one step of K takes more where each chunk has taps of its own: too few products hide what it waits for.
-const ONE_STEP: f64 = 580.0;
-const UNIT: f64 = 120.0;
-/// The share that products of two fp16, without groups, were seen to take of all this: three products hide more of the waits.
-const SPLIT: f64 = 0.83;
-/// What a tile costs beside its products, and what one of its elements does, in seconds.
-const TILE: f64 = 1.6e-6;
-const ELEMENT: f64 = 0.09e-9;
-/// The same where lines are written in whole vectors: of 16 bits, of 32.
-const VECTORS: [f64; 2] = [0.04e-9, 0.07e-9];
-/// How much longer a block is busy for each slice and for each chunk of channels more.
-const SLICE: f64 = 0.004;
-const CHUNK: f64 = 0.01;
-/// Where what is between outputs is written with them: what a tile costs, and so many of its channels; the share of the time of writing
-/// all of it that products do not hide; and what it takes in any case.
-const BETWEEN: [f64; 2] = [1.5e-6, 0.6e-6];
-const TOGETHER: usize = 8;
-const WRITTEN: f64 = 0.7;
-const BETWEEN_ALL: f64 = 5e-6;
-/// What bringing together the taps along width takes of a product's element, in seconds.
-const FOLDED: f64 = 0.04e-9;
 /// The most pairs of residues along depth and height that the kernels have a table for.
 const MOST_PHASES: usize = 64;
-/// The most tiles of a block for which they are dealt out by their work.
-const FEW: usize = 4;
-/// What a tile in parts costs beside, in seconds: sums are brought from block to block, and none of it is hidden by other tiles.
-const PARTS: f64 = 2.2e-6;
-/// What statistics of one of its elements take, in seconds.
-const COUNTED: f64 = 0.12e-9;
 /// The most rows that a tap along width is ahead of another, where taps are columns.
 const MOST_AHEAD: usize = 8;
-
-/// Whether the kernel writes whole vectors of what lies side by side in y, from matrices that it turns over or pairs.
-fn in_vectors(context: Context<'_>, block: usize) -> bool {
-    let (request, conv) = (context.request, context.request.geometry.conv());
-    let vector = 16 / request.dtype.size();
-    if request.output_format == MemoryFormat::ChannelsLast3d {
-        return (conv.out_channels() / conv.groups()).is_multiple_of(vector);
-    }
-    let gapless = conv.padding() == [0; 3] && conv.stride() == [1; 3];
-    let [.., width] = request.geometry.output_shape();
-    let most = if request.dtype == DType::F32 { 2..=2 } else { 1..=2 };
-    gapless
-        && most.contains(&block)
-        && width.is_multiple_of(block)
-        && request.geometry.output_voxels().is_multiple_of(vector)
-}
 
 /// A plan of this family.
 #[derive(Clone)]
@@ -354,11 +296,11 @@ impl<'a> Halo<'a> {
                 let left = room - b_least * unit;
                 let a_stages = (left / stage).min(3).min(MOST_STAGES - b_least);
                 let more = if resident { 0 } else { ((left - a_stages * stage) / unit).min(3) };
-                fitting = Some((chunk_panels, chunks, a_stages, b_least + more, stage, unit, units));
+                fitting = Some((chunk_panels, chunks, a_stages, b_least + more, stage, unit));
                 break;
             }
         }
-        let (chunk_panels, chunks, a_stages, b_stages, stage, unit, units) = fitting?;
+        let (chunk_panels, chunks, a_stages, b_stages, stage, unit) = fitting?;
         // What is packed has every panel, and neither gaps nor parts of 32 bits.
         let dense =
             axes.iter().all(|axis| axis.pitch == axis.axis.input) && block == 1 && operand != Operand::Parts;
@@ -396,7 +338,6 @@ impl<'a> Halo<'a> {
         let most = if packed { geometry.batch() } else { most };
         let parts_of_batch = geometry.batch().div_ceil(most.clamp(1, geometry.batch()));
         let batch = geometry.batch().div_ceil(parts_of_batch);
-        let parts_of_batch = geometry.batch().div_ceil(batch);
 
         let rows = batch.checked_mul(positions)?;
         let advance = advance(kernel, fold, between);
@@ -440,121 +381,6 @@ impl<'a> Halo<'a> {
             }
         }
 
-        // Cost. Products: 64 rows by 32 bytes an instruction. Of the split's three, two are one of twice the columns, where these are few.
-        let device = context.device.multiprocessors as f64;
-        let steps = (taps * w_steps * chunks * chunk_panels / 2) as f64;
-        let instructions = (row_tiles * bm / 64 * all) as f64 * steps;
-        // Where taps lack along height and width alone a stage is none the less needed.
-        let [of_d, of_h, of_w] = short.map_or([1.0; 3], |short| short.shares(geometry.conv().kernel_size()));
-        let there = of_d * of_h * of_w;
-        let stages_there = of_d * if whole_h { 1.0 } else { of_h };
-        let instructions = instructions * there;
-        let clocks = |n: usize| (0.5 * n as f64).max(14.0 + n as f64 / 4.0);
-        let clocks = match operand {
-            Operand::Split if n <= BOTH[ctas - 1] => clocks(2 * n) + clocks(n),
-            _ if parts == 2 => 3.0 * clocks(n),
-            _ => clocks(n),
-        };
-        let side_by_side = device * ctas as f64;
-        let mut full = tiles as f64 / ((tiles as f64 / side_by_side).ceil() * side_by_side);
-        let mut by_work = false;
-        if phases > 1 && between.is_none() && tiles <= FEW * side_by_side as usize {
-            let taps_of = [depth, height].map(PhaseAxis::taps_of_residues);
-            let evenly = side_by_side as usize / (all * phases) * (all * phases);
-            full = busy_share(&taps_of, row_tiles, all, side_by_side as usize, false);
-            if evenly > 0 {
-                let even = busy_share(&taps_of, row_tiles, all, evenly, true) * evenly as f64 / side_by_side;
-                by_work = even >= full;
-                full = full.max(even);
-            }
-        }
-        // What goes to shared memory: stages and, unless they stay, units.
-        let stages = depth.axis.kernel
-            * chunks
-            * if whole_h { h_step.min(height.axis.kernel) } else { height.axis.kernel };
-        let turns = taps * chunks * (w_steps / unit_steps);
-        let stage_clocks = if short.is_some() && chunk_panels == 2 { STAGE + ONE_STEP } else { STAGE };
-        let waits = stages as f64 * stage_clocks * stages_there + turns as f64 * UNIT * parts as f64 * there;
-        let waits = (row_tiles * all) as f64 * waits;
-        let alone = (instructions * clocks / EFFICIENCY + waits) / (device * CLOCK);
-        // Tiles in parts, each of a share of the chunks; where no number divides them one has more.
-        let mut of_parts = 0.0;
-        if team > 1 {
-            let teams = most_teams(context, kernel);
-            let few = batch == geometry.batch() && tiles * team <= FEW * side_by_side as usize;
-            if !few || teams == 0 || chunks < team {
-                return None;
-            }
-            let taps_of = [depth, height].map(PhaseAxis::taps_of_residues);
-            let share =
-                busy_share(&taps_of, row_tiles, all, teams, false) * (teams * team) as f64 / side_by_side;
-            (full, by_work) = (share * chunks as f64 / (chunks.div_ceil(team) * team) as f64, false);
-            of_parts = PARTS * tiles.div_ceil(teams) as f64;
-        }
-        let compute = alone / full;
-        let copied = (row_tiles * all) as f64 * (stages * stage) as f64 * stages_there;
-        let weights = there
-            * units as f64
-            * unit as f64
-            * if resident { side_by_side } else { (row_tiles * all) as f64 };
-        let repeated = parts_of_batch as f64;
-        let busy = compute.max((copied + weights) / CACHE) * repeated;
-        let output =
-            (geometry.batch() * sample * context.request.dtype.size()) as f64 / context.device.memory(MEMORY);
-        let passed = (geometry.batch() * input_bytes) as f64 + repeated * 2.0 * (a_rows * row_bytes) as f64;
-        let passed =
-            if packed { 0.0 } else { passed / context.device.memory(MEMORY) }.max(items as f64 / PIECES);
-        // A block computes nothing while it stores; two of them hardly make up for it.
-        // Residues along width that are no small power of two are stored apart.
-        let together = context.request.output_format == MemoryFormat::ChannelsLast3d
-            || [1, 2, 4, 8].contains(&(block * width.axis.stride));
-        let element = match (in_vectors(context, block), together) {
-            (true, _) => VECTORS[usize::from(context.request.dtype == DType::F32)],
-            (false, true) => ELEMENT,
-            (false, false) => 3.0 * ELEMENT,
-        };
-        let (outputs, folded) = match fold {
-            Some(fold) => (fold.channels * width.axis.stride, FOLDED * (bm * n) as f64),
-            None => (n, 0.0),
-        };
-        let element = element + if way == Way::Counted { COUNTED } else { 0.0 };
-        let tile = match between {
-            Some(_) => BETWEEN[0] + BETWEEN[1] * n.min(slice_out).div_ceil(TOGETHER) as f64,
-            None => TILE + element * (bm * outputs) as f64 + folded,
-        };
-        let tile = repeated * tiles as f64 * tile / (device * full * if ctas == 1 { 1.0 } else { 1.3 });
-        // Tiles of few channels write short runs of neighbours.
-        let busy =
-            of_parts + (busy + tile) * (1.0 + SLICE * (slices - 1) as f64 + CHUNK * (chunks - 1) as f64);
-        let busy = if operand == Operand::Split && conv.groups() == 1 { SPLIT * busy } else { busy };
-        // The rest of the output is written first, and then what of it is computed once more.
-        let fill = if has_gaps(&lattices) && between.is_none() { output + LAUNCH } else { 0.0 };
-        // Interleaved lines of float32 that start anywhere: each sector is written in two parts.
-        let element_bytes = context.request.dtype.size();
-        let anywhere = context.request.output_format == MemoryFormat::Contiguous
-            && block * width.axis.stride > 1
-            && !(width.axis.output * element_bytes).is_multiple_of(32);
-        let output = if anywhere && element_bytes == 4 {
-            (PARTLY[0] + PARTLY[1] / width.axis.output as f64) * output
-        } else {
-            output
-        };
-        let lines = if between.is_some() { 1 } else { lattices[0].step * lattices[1].step };
-        let output = output / lines as f64;
-        // The first two packs overlap.
-        let launches = if operand == Operand::Split { 3 } else { 2 };
-        let launches =
-            if packed { 2 } else { parts_of_batch * launches + 2 + usize::from(operand.has_scale()) };
-        let launches = launches as f64 * LAUNCH;
-        let product = match between {
-            // Loads from the second-level cache wait for what is written meanwhile.
-            Some(_) => busy + WRITTEN * output + BETWEEN_ALL,
-            None => busy.max(output) + 0.2 * busy.min(output),
-        };
-        if behind > 0 && by_work {
-            return None;
-        }
-        let rest = norm_behind::rest(context, way, product, behind, 0.0);
         let plan = Halo {
             operand,
             kernel,
@@ -577,7 +403,7 @@ impl<'a> Halo<'a> {
             whole_h,
             unit_steps,
             resident,
-            by_work,
+            by_work: false,
             team,
             stage_rows,
             a_stages,
@@ -590,15 +416,9 @@ impl<'a> Halo<'a> {
             way,
             of_samples,
             behind,
-            seconds: product + passed + launches + fill + rest,
+            seconds: 0.0,
         };
-        if !along {
-            return Some(plan);
-        }
-        let input = plan.input(context, batch);
-        let goes = batch == geometry.batch() && input.may_go_along();
-        let seconds = plan.seconds + input.beside(context, product, passed) - passed;
-        goes.then_some(Halo { seconds, ..plan })
+        plan.timed(context)
     }
 
     /// How so many samples are packed.
@@ -657,29 +477,6 @@ impl<'a> Halo<'a> {
 fn advance(kernel: &Variant, fold: Option<Fold>, between: Option<Between>) -> usize {
     let advance = fold.map(|fold| fold.advance).or(between.map(|between| between.advance));
     advance.unwrap_or(tile_rows(kernel))
-}
-
-/// The share of time that so many blocks are busy with tiles of phases along depth and height, each of so many rows and column
-/// blocks, as the kernel deals them out.
-fn busy_share(taps: &[Vec<usize>; 2], row_tiles: usize, all: usize, blocks: usize, by_work: bool) -> f64 {
-    let mut work: Vec<usize> = taps[0].iter().flat_map(|d| taps[1].iter().map(move |h| d * h)).collect();
-    if by_work {
-        work.sort_unstable_by(|one, other| other.cmp(one));
-    }
-    let phases = work.len();
-    let turn = (blocks / (all * phases)).max(1);
-    let mut busy = vec![0; blocks];
-    for tile in 0..row_tiles * phases * all {
-        let (row_tile, at) = (tile / all / phases, tile / all % phases);
-        let phase = match (by_work, row_tile / turn % 2) {
-            (true, 1) => phases - 1 - at,
-            (true, _) => at,
-            _ => (at + row_tile / turn) % phases,
-        };
-        busy[tile % blocks] += work[phase];
-    }
-    let most = busy.iter().copied().max().unwrap_or(0).max(1);
-    busy.iter().sum::<usize>().max(1) as f64 / (most * blocks) as f64
 }
 
 /// Whether there are outputs that are on no lattice.

@@ -308,7 +308,7 @@ impl<'a> Sweep<'a> {
         let output = output / (lattices[0].step * lattices[1].step) as f64;
         let product = busy.max(output) + 0.2 * busy.min(output);
         let counting = counts && context.request.output_format == MemoryFormat::Contiguous;
-        let rest = norm_behind::rest(context, way, product, 0, 0.0) + if counting { COUNTING } else { 0.0 };
+        let rest = norm_behind::rest(context, way, product, 0, None) + if counting { COUNTING } else { 0.0 };
         let seconds = product + passed + launches + fill + rest;
         let plan = Sweep {
             operand,

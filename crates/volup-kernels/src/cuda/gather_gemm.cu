@@ -67,8 +67,9 @@
 //    and channels there; `joined` (channels whose statistics are one); `relus` (they are of the ReLU of y).
 // 10. With COUNTS, for the group norm of y in NCDHW beside the product, as `norm_behind.cuh` has it, where the input is packed along, or
 //    of two parts before, and tiles are in the order of rows: `norm_words` (null: there is none), `norm_warps` (of the three that pack, those
-//    that do it instead, 1 or 2, each with 16 KB of shared memory after the others' own; of two parts 2 or 3), `merged`, `gamma`, `beta`,
-//    `norm_groups`, `y_voxels` (of a channel), the activation, its slope and `eps`.
+//    that do it instead, 1 or 2, each with 16 KB of shared memory after the others' own; of two parts 2 or 3), `norm_sums` (4 doubles of each
+//    sample, group and segment), `merged`, `gamma`, `beta`, `norm_groups`, `norm_segments` (in which a group's partial statistics are merged),
+//    `y_voxels` (of a channel), the activation, its slope and `eps`.
 
 /// Whether float32 is multiplied in two parts; what is not may be packed while it is multiplied.
 #define PARTED (KIND == 2)
@@ -123,7 +124,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) CLUSTER gather_gemm(
     DEFINITION_PARAMETERS
 #ifdef COUNTS
     , float *parts, float *counts, int part_chunks, int part_phases, int out_channels, int joined, int relus,
-    unsigned *norm_words, int norm_warps, float *merged, const Element *gamma, const Element *beta, int norm_groups, int y_voxels,
+    unsigned *norm_words, int norm_warps, double *norm_sums, float *merged, const Element *gamma, const Element *beta, int norm_groups, int norm_segments, int y_voxels,
     int norm_activation, double norm_slope, double eps
 #endif
 ) {
@@ -146,8 +147,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) CLUSTER gather_gemm(
     const int tiles = row_tiles * phase_count * all;
 #ifdef COUNTS
     int *const finished = (int *)(by + 1);
-    const NormBehind norm = {y, (float2 *)parts, counts, norm_words, (float2 *)merged, gamma, beta, x_count, out_channels,
-                             norm_groups, y_voxels, part_chunks, part_phases, out_channels / joined, pd * ph * pw, all, norm_activation, norm_slope, eps};
+    const NormBehind norm = {y, (float2 *)parts, counts, norm_words, (Segment *)norm_sums, (float2 *)merged, gamma, beta, x_count, out_channels,
+                             norm_groups, norm_segments, y_voxels, part_chunks, part_phases, out_channels / joined, pd * ph * pw, all, norm_activation, norm_slope, eps};
 #endif
 #if PACKS_AHEAD
     const PackAhead packed = {x, (uint4 *)a, control, a_rows, 0, x_count, x_depth, x_height, x_width, 1, panels, x_n, x_c, x_d, x_h, x_w, before, shift, pieces, ahead};

@@ -241,7 +241,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) CLUSTER halo_gemm(
 #endif
 #ifdef COUNTS
     , float *parts, float *counts, int part_chunks, int part_phases, int out_channels, int joined, int relus,
-    unsigned *norm_words, int norm_warps, float *merged, const Element *gamma, const Element *beta, int norm_groups, int y_voxels,
+    unsigned *norm_words, int norm_warps, double *norm_sums, float *merged, const Element *gamma, const Element *beta, int norm_groups, int norm_segments, int y_voxels,
     int norm_activation, double norm_slope, double eps
 #endif
 ) {
@@ -291,7 +291,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CTAS) CLUSTER halo_gemm(
 
 #ifdef COUNTS
     int *const finished = (int *)(by + 1);
-    const NormBehind norm = {y, (float2 *)parts, counts, norm_words, (float2 *)merged, gamma, beta, n, out_channels, norm_groups, y_voxels,
+    const NormBehind norm = {y, (float2 *)parts, counts, norm_words, (Segment *)norm_sums, (float2 *)merged, gamma, beta, n, out_channels, norm_groups, norm_segments, y_voxels,
                              part_chunks, part_phases, out_channels / joined, pd * ph * pw, slices * blocks, norm_activation, norm_slope, eps};
     if (threadIdx.x >= 64 && threadIdx.x < 64 + 2 * WGS) finished[threadIdx.x - 64] = 0;
     // There is no register to keep it in, either.

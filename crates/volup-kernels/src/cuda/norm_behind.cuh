@@ -2,10 +2,11 @@
 // of a block whose products are done. What a block has written one of the former tells all others (`Teller`).
 //
 // Of each sample, when all of its outputs are there and the partial statistics of them (`epilogue_statistics.cuh`), each group's are
-// merged, in double precision and a fixed order. When all groups are, outputs are scaled where they lie, soon enough that much of them
-// is still in the second-level cache. Groups and pieces of outputs are claimed one by one, and only of what is there: no warp ever
-// waits for what another block has yet to do, whichever blocks run. A block that finds nothing to claim when it has done its own waits
-// for a while, and then leaves what may come to those that run longer.
+// merged, in double precision and a fixed order: segments of them side by side, and what these come to by whoever merges the last one.
+// When that is done outputs are scaled where they lie, soon enough that some of them are still in the second-level cache. Segments and
+// pieces of outputs are claimed one by one, and only of what is there: no warp ever waits for what another block has yet to do, whichever
+// blocks run. A block that finds nothing to claim when it has done its own waits for a while, and then leaves what may come to those that
+// run longer.
 
 #pragma once
 
@@ -17,43 +18,48 @@
 #include "stored.cuh"
 #include "warp_meet.cuh"
 
+/// What a segment of a group's partial statistics comes to, as it is off from `near`.
+struct alignas(16) Segment {
+    MomentSums sums;
+    double near;
+};
+
 /// What else there is to know of a group norm, and of y in NCDHW.
 struct NormBehind {
     Element *y;
     const float2 *parts;
     const float *counts;
-    /// Zeros at first: the first sample of which pieces are left to claim, that of which groups are, two more; of each sample tiles of
-    /// warpgroups that are written, groups that are claimed and that are merged, pieces that are claimed. Null if there is no norm.
+    /// Zeros at first: the first sample of which pieces are left to claim, that of which statistics are, two more; of each sample tiles of
+    /// warpgroups that are written, segments that are claimed and that are merged, and one more for all of them, pieces that are claimed. Null
+    /// if there is no norm.
     unsigned *words;
-    /// Of each sample and group mean and 1/sigma.
+    /// What each sample's and group's segments come to, and of each sample and group mean and 1/sigma.
+    Segment *sums;
     float2 *merged;
     const Element *gamma, *beta;
-    /// `voxels` of a channel; `chunks`, `phases`, `columns` and `rows` as in `Statistics`; column blocks of a row, of all slices.
-    int samples, channels, groups, voxels, chunks, phases, columns, rows, blocks, activation;
+    /// `voxels` of a channel; `segments` that a group's partials are merged in; `chunks`, `phases`, `columns` and `rows` as in `Statistics`;
+    /// column blocks of a row, of all slices.
+    int samples, channels, groups, segments, voxels, chunks, phases, columns, rows, blocks, activation;
     double slope, eps;
 
     enum Found { NOTHING, SOME, ALL };
-    /// Where a warp is: of which samples it claims groups and pieces next, and whether the groups of the latter are known to be merged.
+    /// Where a warp is: of which samples it claims statistics and pieces next, and whether those of the latter are known to be merged.
     struct At {
         int merges, scales;
         bool merged;
-        /// Whether it is worth to look for groups to merge.
+        /// Whether it is worth to look for statistics to merge.
         bool may_merge;
         /// A piece that is claimed already, negative if none is.
         int piece;
     };
 
-    /// What a warp scales and merges by: shared memory, which copies fill some rounds ahead, or registers, of which one that multiplied has
-    /// more.
+    /// What a warp scales by: shared memory, which copies fill some rounds ahead, or registers, of which one that multiplied has more.
     enum Means { BY_RING, BY_FEW_REGISTERS, BY_REGISTERS };
     /// Elements of a vector, of a piece; bytes of a round and of all.
     static constexpr int V = 16 / sizeof(Element), PIECE = 16384 / sizeof(Element);
     static constexpr int ROUND = 2048, ROUNDS = 8, RING = ROUND * ROUNDS, OF_ROUND = ROUND / 512;
     /// Pieces that are claimed at once.
     template <Means MEANS> static constexpr int CLAIMED = MEANS == BY_RING ? 2 : 1;
-    /// Partials that are merged at once, from there.
-    static constexpr int PARTIALS = 640;
-    static_assert(PARTIALS * 12 <= RING);
     /// How often a block that has nothing to do looks for something.
     static constexpr int PATIENCE = 1024;
 
@@ -74,7 +80,7 @@ struct NormBehind {
             // What follows from these would be held in registers from one thing that is done to the next.
             NormBehind anew = *this;
             asm volatile("" : "+r"(anew.voxels), "+r"(anew.channels), "+r"(anew.groups), "+r"(anew.columns), "+r"(anew.rows), "+r"(anew.samples),
-                         "+r"(anew.chunks), "+r"(anew.phases), "+r"(anew.blocks), "+d"(anew.slope), "+d"(anew.eps), "+l"(anew.words));
+                         "+r"(anew.chunks), "+r"(anew.phases), "+r"(anew.blocks), "+r"(anew.segments), "+l"(anew.sums), "+d"(anew.slope), "+d"(anew.eps), "+l"(anew.words));
             const Found found = anew.step<MEANS>(at, ring);
             if (found == ALL && is_over) return;
             if (found == SOME) {
@@ -93,9 +99,9 @@ private:
         if (at.may_merge && at.merges < samples) {
             unsigned *const own = of(at.merges);
             if (seen(own) == needed(at.merges)) {
-                const int group = claim(own + 1, 1);
-                if (group < groups)
-                    merge<MEANS>(at.merges, group, ring);
+                const int segment = claim(own + 1, 1);
+                if (segment < groups * segments)
+                    merge<MEANS>(at.merges, segment / segments, segment % segments);
                 else
                     at.merges = passed(words + 1, at.merges);
                 return SOME;
@@ -103,7 +109,7 @@ private:
         }
         if (at.scales == samples) return ALL;
         unsigned *const own = of(at.scales);
-        at.merged = at.merged || seen(own + 2) == (unsigned)groups;
+        at.merged = at.merged || seen(own + 2) == (unsigned)(groups * segments + (segments > 1));
         if (!at.merged) return NOTHING;
         constexpr int CLAIMS = CLAIMED<MEANS>;
         if (at.piece < 0) at.piece = claim(own + 3, CLAIMS);
@@ -159,69 +165,83 @@ private:
         if (threadIdx.x % 32 == 0) value = (int)atomicAdd(word, many);
         return __shfl_sync(0xffffffffu, value, 0);
     }
+    /// Says of a sample that what this warp has merged can be read; how many had said so before.
+    __device__ __forceinline__ int tell(int sample) const {
+        int before = 0;
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) {
+            asm volatile("fence.acq_rel.gpu;" ::: "memory");
+            before = (int)atomicAdd(of(sample) + 2, 1);
+        }
+        return __shfl_sync(0xffffffffu, before, 0);
+    }
 
-    /// Merges the partial statistics of a group.
-    template <Means MEANS> __device__ __forceinline__ void merge(int sample, int group, [[maybe_unused]] char *ring) const {
+    /// Merges a segment of a group's partial statistics; who is the last to do so those of all groups.
+    template <Means MEANS> __device__ __forceinline__ void merge(int sample, int group, int segment) const {
         // A column of a partial after the other.
-        const int of_group = columns / groups, many = tiles(sample) * WGS * phases, lane = threadIdx.x % 32;
-        const long long first = (long long)sample * chunks * phases;
-        MomentSums all = {0.0, 0.0, 0.0};
-        double near = 0.0;
+        const int of_group = columns / groups, all = tiles(sample) * WGS * phases, lane = threadIdx.x % 32;
+        const int of_segment = (all + segments - 1) / segments, start = segment * of_segment, past = min(start + of_segment, all);
+        // Partials of all columns are less than 2^31 bytes.
+        const int first = sample * chunks * phases + start + lane;
+        Segment own = {{0.0, 0.0, 0.0}, 0.0};
         bool knows_near = false;
-        const auto add = [&](float of, float2 part) {
-            if (!knows_near) {
-                // The mean of any that has values.
-                const unsigned there = __ballot_sync(0xffffffffu, of > 0.0f);
-                knows_near = there != 0;
-                near = __shfl_sync(0xffffffffu, part.x, 31 - __clz(there & -there) & 31);
-            }
-            all.add_part(of, part, near);
-        };
         // What a lane reads is at addresses that are added to.
         const long long apart = 32ll * columns;
+        constexpr int AT_ONCE = MEANS == BY_REGISTERS ? 4 : MEANS == BY_FEW_REGISTERS ? 3 : 2;
 #pragma unroll 1
         for (int column = 0; column < of_group; column++) {
-            const float2 *from = parts + (first + lane) * columns + group * of_group + column;
-            const float *from_counts = counts + (first + lane);
-            if constexpr (MEANS == BY_RING) {
-                const float2 *const copied = (const float2 *)ring;
-                const float *const copied_counts = (const float *)(copied + PARTIALS);
+            const float2 *from = parts + first * columns + group * of_group + column;
+            const float *from_counts = counts + first;
 #pragma unroll 1
-                for (int start = 0; start < many; start += PARTIALS) {
-                    const int count = min(many - start, PARTIALS);
-#pragma unroll 1
-                    for (int at = lane; at < count; at += 32, from += apart, from_counts += 32) {
-                        copy_async<8>(shared(copied + at), from, true);
-                        copy_async<4>(shared(copied_counts + at), from_counts, true);
-                    }
-                    await_all_copies();
-#pragma unroll 1
-                    for (int at = lane; at < (count + 31) / 32 * 32; at += 32)
-                        add(at < count ? copied_counts[at] : 0.0f, at < count ? copied[at] : make_float2(0.0f, 0.0f));
+            for (int at = start; at < past; at += 32 * AT_ONCE) {
+                float2 part[AT_ONCE];
+                float of[AT_ONCE];
+#pragma unroll
+                for (int k = 0; k < AT_ONCE; k++, from += apart, from_counts += 32) {
+                    const bool there = at + 32 * k + lane < past;
+                    part[k] = there ? __ldcg(from) : make_float2(0.0f, 0.0f);
+                    of[k] = there ? __ldcg(from_counts) : 0.0f;
                 }
-            } else {
-                constexpr int AT_ONCE = MEANS == BY_FEW_REGISTERS ? 3 : 8;
-#pragma unroll 1
-                for (int start = 0; start < many; start += 32 * AT_ONCE) {
-                    float2 part[AT_ONCE];
-                    float of[AT_ONCE];
 #pragma unroll
-                    for (int k = 0; k < AT_ONCE; k++, from += apart, from_counts += 32) {
-                        const bool there = start + 32 * k + lane < many;
-                        part[k] = there ? __ldcg(from) : make_float2(0.0f, 0.0f);
-                        of[k] = there ? __ldcg(from_counts) : 0.0f;
+                for (int k = 0; k < AT_ONCE; k++) {
+                    if (!knows_near) {
+                        // The mean of any that has values.
+                        const unsigned has = __ballot_sync(0xffffffffu, of[k] > 0.0f);
+                        knows_near = has != 0;
+                        own.near = __shfl_sync(0xffffffffu, part[k].x, 31 - __clz(has & -has) & 31);
                     }
-#pragma unroll
-                    for (int k = 0; k < AT_ONCE; k++) add(of[k], part[k]);
+                    own.sums.add_part(of[k], part[k], own.near);
                 }
             }
         }
-        all.over_lanes();
+        own.sums.over_lanes();
         if (lane == 0) {
-            merged[sample * groups + group] = all.normalization(near, eps);
-            asm volatile("fence.acq_rel.gpu;" ::: "memory");
-            atomicAdd(of(sample) + 2, 1);
+            if (segments > 1)
+                sums[(long long)(sample * groups + group) * segments + segment] = own;
+            else
+                merged[sample * groups + group] = own.sums.normalization(own.near, eps);
         }
+        if (tell(sample) == groups * segments - 1 && segments > 1) {
+            __threadfence();
+            __syncwarp();
+#pragma unroll 1
+            for (int one = lane; one < groups; one += 32) merged[sample * groups + one] = of_segments(sample, one);
+            tell(sample);
+        }
+    }
+
+    /// Mean and 1/sigma of a group, whose segments are merged.
+    __device__ __forceinline__ float2 of_segments(int sample, int group) const {
+        const double2 *from = (const double2 *)(sums + (long long)(sample * groups + group) * segments);
+        Segment all = {{0.0, 0.0, 0.0}, 0.0};
+#pragma unroll 1
+        for (int segment = 0; segment < segments; segment++, from += 2) {
+            const double2 counted = __ldcg(from), rest = __ldcg(from + 1);
+            if (all.sums.count == 0.0) all.near = rest.y;
+            const double apart = counted.x > 0.0 ? rest.y - all.near : 0.0;
+            all.sums.add({counted.x, counted.y + counted.x * apart, rest.x + apart * (2.0 * counted.y + counted.x * apart)});
+        }
+        return all.sums.normalization(all.near, eps);
     }
 
     /// How a channel's outputs are scaled.
@@ -243,7 +263,6 @@ private:
             return vector_of(x);
         }
     };
-
     /// Scales so many of a channel's pieces.
     template <Means MEANS> __device__ __forceinline__ void scale(int sample, int channel, int piece, int many, int pieces, char *ring) const {
         const float2 norm = __ldcg(merged + sample * groups + channel / (channels / groups));

@@ -29,6 +29,14 @@ pub fn conformance<E: Engine>(engine: &E) {
     report(engine, suite(engine, &cases()));
 }
 
+/// Runs cases that are not in the table as the suite does those that are: for what an engine does only with certain sizes.
+///
+/// # Panics
+/// At the first failure, with what and where it is.
+pub fn conformance_of<E: Engine>(engine: &E, cases: &[Case]) {
+    report(engine, each_of(engine, cases));
+}
+
 /// Checks `count` random cases, each in one type and fill.
 ///
 /// # Panics
@@ -51,6 +59,10 @@ fn suite<E: Engine>(engine: &E, cases: &[Case]) -> Outcome {
     errors(engine)?;
     sizes_in_turn(engine)?;
     far_from_zero(engine)?;
+    each_of(engine, cases)
+}
+
+fn each_of<E: Engine>(engine: &E, cases: &[Case]) -> Outcome {
     for case in cases {
         for dtype in DType::ALL {
             for fill in Fill::ALL {

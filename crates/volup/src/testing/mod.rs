@@ -25,7 +25,7 @@ mod training;
 
 pub use cases::{Case, cases};
 pub use compare::{Deviation, compare};
-pub use conformance::{check, conformance, random_runs};
+pub use conformance::{check, conformance, conformance_of, random_runs};
 pub use fill::{Fill, split_mix, tensor};
 pub use published::published;
 pub use random::random_case;

@@ -18,12 +18,17 @@ pub fn is_asked(call: &Call<'_>) -> bool {
     call.has("norm_words") && call.given("norm_words").is_some()
 }
 
-/// Numbers of words, and of means and 1/sigmas.
+/// Numbers of words, of what segments come to, and of means and 1/sigmas.
 pub fn extents(call: &Call<'_>, samples: i64) -> Vec<(&'static str, i64)> {
     if !is_asked(call) {
         return Vec::new();
     }
-    vec![("norm_words", 4 + 4 * samples), ("merged", 2 * samples * call.int("norm_groups"))]
+    let groups = samples * call.int("norm_groups");
+    vec![
+        ("norm_words", 4 + 4 * samples),
+        ("norm_sums", 4 * groups * call.int("norm_segments")),
+        ("merged", 2 * groups),
+    ]
 }
 
 /// What the sizes and the warps have to be.

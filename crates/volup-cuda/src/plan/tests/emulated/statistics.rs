@@ -36,12 +36,14 @@ fn of_what_is_written() {
     });
 }
 
-/// Norms beside products: a sample of few tiles and of several, groups of one channel and of more than lanes of a warp have.
-const BEHIND: [&str; 4] = [
+/// Norms beside products: a sample of few tiles and of several, groups of one channel and of more than lanes of a warp have; a group with
+/// more partial statistics than are merged at once.
+const BEHIND: [&str; 5] = [
     "n 4, 4x4x4, 64>32, k 3, bias, relu, gn 8, leaky_relu(0.1)",
     "n 3, 4x6x10, 64>40, k 3, p 1, relu, gn 40 plain",
     "n 2, 4x5x8, 64>32, k 3, s 2, p 1, op 1, bias, gn 2, relu",
     "n 5, 3x6x8, 64>64, k 1x3x3, p 0x1x1, relu, gn 1",
+    "n 2, 4x4x8, 8>320, k 2, s 2, relu, gn 1",
 ];
 
 #[test]
