@@ -99,10 +99,12 @@ TOOLCHAIN     := $(KERNELS)/toolchain
 KERNELS_CARGO := --locked --manifest-path $(KERNELS)/Cargo.toml --target-dir target/kernels
 KERNELS_TOOL  := $(TOOLCHAIN) target/kernels/debug/volup-kernels --variants $(KERNELS)/variants.toml
 
-# What kernels are made from, what plans them and what runs them on the CPU, as one hash; and that of those that were checked.
+# What kernels are made from, what plans them and what runs them on the CPU, new files as well, as one hash; and that of those that were
+# checked.
 RECORD          := $(KERNELS)/checked
-HASH_OF_KERNELS := git ls-files -- $(KERNELS) crates/volup-ptx crates/volup-cuda/src crates/volup/src ':!$(RECORD)' \
-	| git hash-object --stdin-paths | git hash-object --stdin
+HASH_OF_KERNELS := git ls-files --cached --others --exclude-standard -- \
+	$(KERNELS) crates/volup-ptx crates/volup-cuda/src crates/volup/src ':!$(RECORD)' \
+	| LC_ALL=C sort | git hash-object --stdin-paths | git hash-object --stdin
 
 kernels: target/kernels/debug/volup-kernels
 	$(KERNELS_TOOL) --arch $(ARCHS) --out $(KERNELS)/cubins
