@@ -15,9 +15,14 @@ fn passes(precision: Precision, algorithm: Option<Algorithm>) {
     passes_by(precision, algorithm, None);
 }
 
+/// An engine that takes a family and a kernel where they apply, if there is a GPU.
+fn engine(precision: Precision, algorithm: Option<Algorithm>, kernel: Option<&str>) -> Option<CudaEngine> {
+    let engine = gpu::or_skip(CudaEngine::new(0, precision))?;
+    Some(engine.with_algorithm(algorithm).with_kernel(kernel.map(str::to_string)).unwrap())
+}
+
 fn passes_by(precision: Precision, algorithm: Option<Algorithm>, kernel: Option<&str>) {
-    if let Some(engine) = gpu::or_skip(CudaEngine::new(0, precision)) {
-        let engine = engine.with_algorithm(algorithm).with_kernel(kernel.map(str::to_string)).unwrap();
+    if let Some(engine) = engine(precision, algorithm, kernel) {
         conformance(&engine);
         random_runs(&engine, RUNS);
     }
@@ -79,11 +84,10 @@ fn norms_behind() {
         (Precision::Ieee, Algorithm::HaloGemm),
     ] {
         // What stands in for the product that is not all there.
-        let kernel = "direct_norm";
-        passes_by(precision, Some(algorithm), Some(kernel));
-        if let Some(engine) = gpu::or_skip(CudaEngine::new(0, precision)) {
-            let engine = engine.with_algorithm(Some(algorithm));
-            conformance_of(&engine.with_kernel(Some(kernel.into())).unwrap(), &cases);
+        let kernel = Some("direct_norm");
+        passes_by(precision, Some(algorithm), kernel);
+        if let Some(engine) = engine(precision, Some(algorithm), kernel) {
+            conformance_of(&engine, &cases);
         }
     }
 }
@@ -107,9 +111,8 @@ fn sweeps_that_count() {
         (Precision::Ieee, "halo_sweep_f16_0x32x3x1x1x3x1"),
         (Precision::Ieee, "halo_sweep_bf16_0x32x3x1x1x3x1"),
     ] {
-        if let Some(engine) = gpu::or_skip(CudaEngine::new(0, precision)) {
-            let engine = engine.with_algorithm(Some(Algorithm::HaloGemm));
-            conformance_of(&engine.with_kernel(Some(kernel.into())).unwrap(), &cases);
+        if let Some(engine) = engine(precision, Some(Algorithm::HaloGemm), Some(kernel)) {
+            conformance_of(&engine, &cases);
         }
     }
 }
@@ -163,8 +166,7 @@ fn each_kernel_of_training_in_tf32() {
 }
 
 fn trains(precision: Precision, algorithm: Option<Algorithm>, kernel: Option<&str>) {
-    if let Some(engine) = gpu::or_skip(CudaEngine::new(0, precision)) {
-        let engine = engine.with_algorithm(algorithm).with_kernel(kernel.map(str::to_string)).unwrap();
+    if let Some(engine) = engine(precision, algorithm, kernel) {
         training_conformance(&engine);
         random_training_runs(&engine, RUNS);
     }
