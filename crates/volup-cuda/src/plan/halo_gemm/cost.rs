@@ -51,6 +51,7 @@ const FEW: usize = 4;
 const PARTS: f64 = 2.2e-6;
 /// What statistics of one of its elements take, in seconds.
 const COUNTED: f64 = 0.12e-9;
+
 /// How tiles are dealt out to blocks.
 struct Dealt {
     by_work: bool,
@@ -131,33 +132,32 @@ impl<'a> Halo<'a> {
         let ([row_tiles, all], phases) = (self.tiles(), self.phases());
         let tiles = row_tiles * phases * all;
         let side_by_side = self.side_by_side(context);
+        let few = |blocks: usize| blocks <= FEW * side_by_side as usize;
+        let taps_of = [&self.axes[0], &self.axes[1]].map(PhaseAxis::taps_of_residues);
+        let busy = |blocks, by_work| busy_share(&taps_of, row_tiles, all, blocks, by_work);
+        if self.team > 1 {
+            // Tiles in parts, each of a share of the chunks; where no number divides them one has more.
+            let (team, chunks) = (self.team, self.chunks);
+            let teams = most_teams(context, self.kernel);
+            if self.parts_of_batch(context) > 1 || !few(tiles * team) || teams == 0 || chunks < team {
+                return None;
+            }
+            let share = busy(teams, false) * (teams * team) as f64 / side_by_side;
+            let full = share * chunks as f64 / (chunks.div_ceil(team) * team) as f64;
+            return Some(Dealt { by_work: false, full, of_parts: PARTS * tiles.div_ceil(teams) as f64 });
+        }
         let mut full = tiles as f64 / ((tiles as f64 / side_by_side).ceil() * side_by_side);
         let mut by_work = false;
-        let [depth, height, _] = &self.axes;
-        if phases > 1 && self.between.is_none() && tiles <= FEW * side_by_side as usize {
-            let taps_of = [depth, height].map(PhaseAxis::taps_of_residues);
+        if phases > 1 && self.between.is_none() && few(tiles) {
             let evenly = side_by_side as usize / (all * phases) * (all * phases);
-            full = busy_share(&taps_of, row_tiles, all, side_by_side as usize, false);
+            full = busy(side_by_side as usize, false);
             if evenly > 0 {
-                let even = busy_share(&taps_of, row_tiles, all, evenly, true) * evenly as f64 / side_by_side;
+                let even = busy(evenly, true) * evenly as f64 / side_by_side;
                 by_work = even >= full;
                 full = full.max(even);
             }
         }
-        if self.team == 1 {
-            return Some(Dealt { by_work, full, of_parts: 0.0 });
-        }
-        // Tiles in parts, each of a share of the chunks; where no number divides them one has more.
-        let (team, chunks) = (self.team, self.chunks);
-        let teams = most_teams(context, self.kernel);
-        let few = self.parts_of_batch(context) == 1 && tiles * team <= FEW * side_by_side as usize;
-        if !few || teams == 0 || chunks < team {
-            return None;
-        }
-        let taps_of = [depth, height].map(PhaseAxis::taps_of_residues);
-        let share = busy_share(&taps_of, row_tiles, all, teams, false) * (teams * team) as f64 / side_by_side;
-        let full = share * chunks as f64 / (chunks.div_ceil(team) * team) as f64;
-        Some(Dealt { by_work: false, full, of_parts: PARTS * tiles.div_ceil(teams) as f64 })
+        Some(Dealt { by_work, full, of_parts: 0.0 })
     }
 
     /// Clocks of a step of 64 rows.
